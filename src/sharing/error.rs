@@ -84,7 +84,7 @@ pub enum SharingError {
         /// The address of the first such page.
         address: u64,
     },
-    /// The device cannot share this kind of memory.
+    /// The device or the system cannot share this kind of memory.
     #[error("the device cannot share {what}")]
     NotSupported {
         /// The kind of memory.
@@ -107,9 +107,8 @@ pub enum SharingError {
         /// The id of that process.
         process: u32,
     },
-    /// No process listens on the handle's socket, though the process that shared the block may still
-    /// run. Its allocator has ended, or it is in another network namespace, such as that of another
-    /// container.
+    /// The handle's socket cannot be reached, though the process that shared the block may still run. Its
+    /// allocator has ended, or it is in another network namespace, such as that of another container.
     #[error(
         "process {process} cannot be reached: its allocator has ended, or is in another \
          network namespace"
@@ -139,7 +138,7 @@ pub enum SharingError {
         /// The id of the process that should listen.
         process: u32,
     },
-    /// A received descriptor is not that of the page in the handle.
+    /// A received descriptor refers to another file than the handle names for this page.
     #[error("the descriptor of page {page} is not of the page that was shared")]
     WrongDescriptor {
         /// Index of the page in the handle.

@@ -1,11 +1,11 @@
 //! The exporting process: the descriptors of its pages, and a thread that sends them.
 //!
-//! The first share starts the thread. The thread listens on a socket in the abstract namespace. The
-//! socket's name is random and is part of the handle. A connection carries one request and one answer,
-//! each in one packet. Connections of other users are closed at once. A connection without a request is
-//! closed after a time limit. The number of open connections is limited, and further ones wait in the
-//! system's short queue. So no client can block the thread or increase its memory without bound. The
-//! thread ends with the [`Exporter`].
+//! The first share of pages starts the thread. The thread listens on a socket in the abstract namespace.
+//! The socket's name is random and is part of the handle. A connection carries one request and one
+//! answer, each in one packet. Connections of other users are closed at once. A connection without a
+//! request is closed after a time limit. The number of open connections is limited, and further ones wait
+//! in the system's short queue. So no client can block the thread or increase its memory without bound.
+//! The thread ends with the [`Exporter`].
 
 use std::io::{self, IoSlice, PipeWriter};
 use std::mem::MaybeUninit;
@@ -75,7 +75,7 @@ impl Exporter {
         Ok(Self { owner, secret, socket, table, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Adds a descriptor, which other processes can fetch until [`withdraw`](Self::withdraw).
+    /// Adds the descriptor of a page. Other processes can fetch it until [`withdraw`](Self::withdraw).
     pub(crate) fn offer(&self, descriptor: OwnedFd) -> Result<PageEntry, SharingError> {
         let (device, inode) = file_of(&descriptor)?;
         let mut table = self.table.lock();
@@ -90,7 +90,7 @@ impl Exporter {
         }
     }
 
-    /// Closes the descriptor of a page, before the page is unmapped.
+    /// Removes the descriptor of a page. Must be called before the page is unmapped.
     pub(crate) fn withdraw(&self, page: &PageEntry) {
         self.table.lock().remove(&page.identity);
     }
@@ -100,7 +100,7 @@ impl Exporter {
         self.owner.process != std::process::id()
     }
 
-    /// Closes all descriptors.
+    /// Removes all descriptors.
     pub(crate) fn withdraw_all(&self) {
         self.table.lock().clear();
     }
@@ -109,10 +109,10 @@ impl Exporter {
 impl Drop for Exporter {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // A forked process does not have the thread and would wait forever.
+        // A forked process does not have the thread and would wait forever, so it does not wait.
         if let Some(thread) = self.thread.take().filter(|_| !self.is_forked()) {
-            // The wait is short: the thread serves at most one more request. A panic of the thread is
-            // ignored.
+            // The wait is short: the thread answers at most the requests that its last `poll` reported. A
+            // panic of the thread is ignored.
             let _ = thread.join();
         }
     }
@@ -174,7 +174,8 @@ impl Server {
             let Some((ready, has_new_connection)) = self.wait(&connections, listens, wait) else {
                 return;
             };
-            // In descending order, because `swap_remove` moves only elements behind `at`.
+            // In descending order: `swap_remove` moves the last connection to `at`, and that one was
+            // visited before.
             for at in (0..connections.len()).rev().filter(|at| ready[*at]) {
                 let connection = connections.swap_remove(at);
                 // A failed send affects only the client, which has ended or does not read.
@@ -186,8 +187,9 @@ impl Server {
         }
     }
 
-    /// Waits for an event. Returns which connections have a request, and whether there is a new
-    /// connection. Returns `None` if the thread must end.
+    /// Waits for a request, a new connection or the end of the exporter, at most for the time `wait`.
+    /// Returns which connections have a request, and whether there is a new connection. Returns `None` if
+    /// the thread must end.
     fn wait(
         &self,
         connections: &[Connection],
@@ -216,7 +218,8 @@ impl Server {
         (!first).then(|| (connections.to_vec(), listener))
     }
 
-    /// Accepts one connection. Returns false if the system had no resources for it.
+    /// Accepts one connection, or closes it if it is of another user. Returns false if the system had no
+    /// resources for it.
     fn accept(&self, connections: &mut Vec<Connection>) -> bool {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match accept_with(&self.listener, flags) {
@@ -254,7 +257,7 @@ impl Server {
         let Some(request) = PageRequest::from_bytes(bytes) else {
             return (Answer::Malformed, Vec::new());
         };
-        // Compares all bytes, so that the time does not show how many match.
+        // Compares all bytes of the secret, so that the time does not show how many match.
         let pairs = request.secret.iter().zip(&self.secret);
         if pairs.fold(0, |differ, (theirs, ours)| differ | (theirs ^ ours)) != 0 {
             return (Answer::Refused, Vec::new());

@@ -1,8 +1,8 @@
 //! The opening process: requests the descriptors of a handle's pages, a limited number at a time.
 //!
-//! Requests go to the exporter's socket, which is reachable only in the exporter's network namespace.
-//! They carry the handle's secret. Each received descriptor is compared with the file that the handle
-//! names. Each step waits for the exporter a few seconds at most.
+//! Requests carry the handle's secret. They go to the exporter's socket, which is reachable only in the
+//! exporter's network namespace. The file of each received descriptor is compared with the file that the
+//! handle names. Each step (connect, send, receive) waits for the exporter a few seconds at most.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -37,7 +37,7 @@ impl<'h> Fetch<'h> {
         Self { share, next: 0 }
     }
 
-    /// Returns the descriptors of the next pages, or `None` after the last page.
+    /// Returns the descriptors of the next pages, at most `CHUNK_PAGES`, or `None` after the last page.
     pub(crate) fn next_pages(&mut self) -> Result<Option<Vec<OwnedFd>>, SharingError> {
         let rest = &self.share.pages[self.next..];
         let wanted = &rest[..rest.len().min(CHUNK_PAGES)];
@@ -141,7 +141,7 @@ impl<'h> Fetch<'h> {
         }
     }
 
-    /// Returns the error for a connection that failed.
+    /// Returns the error for a step that failed with `error`.
     fn lost(&self, step: &'static str, error: Errno) -> SharingError {
         let process = self.exporter();
         match error {

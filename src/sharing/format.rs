@@ -28,8 +28,8 @@
 //! end  8      checksum (FNV-1a) of everything before it
 //! ```
 //!
-//! The checksum detects accidental changes, not forgery. A handle of pages contains the secret that
-//! gives access to them, so it must be kept from others. For pages of a fabric, the rules of the fabric
+//! The checksum detects accidental changes, not forgery. A handle of pages contains the secret that gives
+//! access to them, so the handle must be kept secret. For pages of a fabric, the rules of the fabric
 //! decide which processes may open them.
 
 use std::fmt;
@@ -53,15 +53,16 @@ const CHECKSUM_BYTES: usize = 8;
 
 /// A block of memory for another process, as bytes that can be sent over any channel.
 ///
-/// Sharing a block twice gives equal bytes. They contain a secret. Any process of the same user that
-/// has the bytes can open the block, as long as the exporting process lives.
+/// Sharing a block twice gives equal bytes. Keep them secret: a process that has them can open the block
+/// as long as the exporting process lives. If the block's pages are sent as file descriptors, that
+/// process must belong to the same user.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct SharedHandle {
     bytes: Box<[u8]>,
     contents: Contents,
 }
 
-/// The decoded contents of a handle. All sizes are consistent.
+/// The decoded contents of a handle. The sizes of received contents have been checked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Contents {
     Fixed(FixedShare),
@@ -168,8 +169,8 @@ impl SharedHandle {
         &self.bytes
     }
 
-    /// Decodes the bytes that another process sent. Allocates no more memory than the length of
-    /// `bytes`.
+    /// Decodes the bytes that another process sent. The memory that this allocates is proportional to the
+    /// length of `bytes`, whatever they contain.
     ///
     /// # Errors
     ///
@@ -196,7 +197,7 @@ impl SharedHandle {
         &self.contents
     }
 
-    /// Encodes contents that this process made. Checks their sizes as for received bytes.
+    /// Encodes contents that this process made. Checks their sizes, as `from_bytes` does.
     pub(crate) fn of(contents: Contents) -> Result<Self, FormatError> {
         let (kind, owner, extent) = contents.head();
         let mut bytes = Vec::new();
@@ -235,7 +236,7 @@ impl SharedHandle {
 }
 
 impl fmt::Debug for SharedHandle {
-    /// Omits the bytes, because handles may be written to logs and contain a secret.
+    /// Omits the bytes: they may contain a secret, and debug output may be written to logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedHandle")
             .field("process", &self.process())
@@ -359,7 +360,7 @@ impl Parts<'_> {
     }
 }
 
-/// Source: the hash function of Fowler, Noll and Vo, variant 1a, 64 bits.
+/// The hash function FNV-1a (Fowler, Noll and Vo) with 64 bits.
 fn checksum(bytes: &[u8]) -> u64 {
     let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)

@@ -1,8 +1,8 @@
 //! Packets between the two processes: one request and one answer.
 //!
 //! A request contains the secret and the identities of pages. An answer contains a status, and the
-//! descriptors as ancillary data. Both have a fixed little-endian layout and a maximum size. Larger
-//! packets are rejected.
+//! descriptors as ancillary data. Both have a fixed little-endian layout and a maximum size. Larger and
+//! malformed packets are rejected.
 
 use super::Random;
 
@@ -25,11 +25,11 @@ pub(super) struct PageRequest {
 /// The exporter's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// Success. The number of descriptors that the packet carries.
+    /// Success, with the number of descriptors that the packet carries.
     Pages(u32),
     /// The secret in the request is wrong.
     Refused,
-    /// A page is no longer shared. The index of the page in the request.
+    /// A page is no longer shared. The number is its index in the request.
     Released(u32),
     /// The request is invalid.
     Malformed,

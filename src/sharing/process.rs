@@ -22,12 +22,12 @@ impl ProcessMark {
         *self == Self::own()
     }
 
-    /// Returns false only if the process has certainly ended: the system lists processes, but none with
-    /// this id and start time.
+    /// Returns false if `/proc` lists processes, but none with this id and start time. The process has
+    /// then ended, or is in another pid namespace.
     pub(super) fn may_live(&self) -> bool {
         match started(&self.process.to_string()) {
             Some(started) => self.started == 0 || started == self.started,
-            // If `/proc` does not list this process either, it is not available.
+            // If `/proc` does not list the calling process either, `/proc` is not available.
             None => started("self").is_none(),
         }
     }

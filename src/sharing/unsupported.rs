@@ -6,7 +6,7 @@ use super::{PageEntry, PagesShare, ProcessMark, Random, SharingError};
 
 const NONE: SharingError = SharingError::NotSupported { what: "pages on this system" };
 
-/// Replaces the type of the same name on Linux. Starting it fails.
+/// Stands in for the `Exporter` that exists on Linux. Starting it fails.
 #[derive(Debug)]
 pub(crate) struct Exporter {
     pub(crate) owner: ProcessMark,
@@ -32,7 +32,7 @@ impl Exporter {
     }
 }
 
-/// Replaces the type of the same name on Linux. Fetching fails.
+/// Stands in for the `Fetch` that exists on Linux. Fetching fails.
 #[derive(Debug)]
 pub(crate) struct Fetch;
 
