@@ -1,9 +1,9 @@
 //! The optional capabilities of a switchable allocator: those of the current one.
 //!
-//! A call about a block or an address goes to the allocator that made it. A call about everything goes
-//! to all allocators. Settings made by such a call (a limit, peers, hooks) also apply to later
+//! A call about a block or an address goes to the allocator that made the block. A call about all memory
+//! (statistics, layout, peaks) goes to all allocators. Settings (a limit, peers, hooks) also apply to later
 //! allocators. A capability that only a retired allocator has stays available until that allocator is
-//! dropped; the current one then returns an error.
+//! dropped. Until then, a call of it that goes to the current allocator fails.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::sharing::{SharedHandle, SharingError};
 use crate::stats::{PerPool, Statistics};
 use crate::strategies::Strategy;
 
-/// The error of a current allocator that lacks a capability which was there when the caller obtained it.
+/// Returns the error for a capability that an earlier or retired allocator has, and the current one lacks.
 #[cold]
 fn lacks(strategy: &Strategy, call: &'static str) -> DriverError {
     let message = format!("backend:{} has no such capability", strategy.name());
@@ -215,8 +215,8 @@ impl Recording for Switchable {
         &self.core.history
     }
 
-    /// The snapshot of the current allocator, with the segments that retired ones still hold. Those are
-    /// gathered a moment earlier.
+    /// Returns the snapshot of the current allocator, with the segments that retired ones held a moment
+    /// earlier.
     fn snapshot(&self) -> Snapshot {
         let of = |strategy: &Strategy| strategy.control().recording.map(Recording::snapshot);
         let parts = self.core.history.operation();

@@ -29,7 +29,6 @@ use crate::registry::{self, BuildOptions, build_recording_in};
 use crate::strategies::Strategy;
 use crate::sync::{Read, Swap};
 
-/// The configuration key that sets the limit.
 const FRACTION: &str = "per_process_memory_fraction";
 
 /// The most replaced allocators that may wait for their last blocks.
@@ -47,8 +46,8 @@ pub(super) struct Core {
     pub(super) history: Arc<History>,
     pub(super) state: Mutex<SwitchState>,
     pub(super) ledger: Mutex<Ledger>,
-    /// Pools whose scope is open, or is being opened: user functions may run then. Write-locked for a
-    /// moment to change it, and read-locked while no scope may open (`no_scopes`).
+    /// Pools whose scope (routing of requests) is open or being opened. Write-locked only to change the
+    /// list: opening may run user functions. Read-locked while no scope may open (`no_scopes`).
     pub(super) scopes: RecursiveRwLock<Vec<PoolId>>,
     /// Bytes held by allocators that are being dropped. They count against the limit until the drop has
     /// ended.
@@ -114,8 +113,8 @@ impl Core {
             return Err(SwitchError::InStackProvider);
         }
         let _lines = diagnostics::lines();
-        // Checked before the build: a switch refused later drops the new allocator, which may wait for the
-        // device.
+        // Checked before the build, and again by `install`: a switch refused after the build drops the new
+        // allocator, which may wait for the device.
         drop(self.refuse_pools(&self.state.lock())?);
         let driver = Arc::clone(&self.driver);
         let strategy = build_recording_in(&self.history, &config, driver, self.options)?;
@@ -130,7 +129,7 @@ impl Core {
             let device = self.driver.info().device;
             format!("switched from backend:{before} to backend:{name} (device {device})")
         });
-        // On an error the memory stays with the retired allocators until they are checked again.
+        // After an error the retired allocators keep the memory until the next release.
         let _ = self.release_idle();
         Ok(true)
     }
@@ -168,7 +167,8 @@ impl Core {
         }
         let current = self.generations.current();
         let Some(caching) = current.strategy.control().caching else {
-            // This allocator has no changeable settings; keys of its own apply to the next allocator.
+            // This allocator cannot change settings. Only a change of its own keys (`extra`) has effect, by
+            // a switch.
             if state.config.settings().extra != next.settings().extra {
                 return Ok(Some((next, state.edition)));
             }
@@ -227,7 +227,8 @@ impl Core {
         }
     }
 
-    /// Makes `next` the current allocator; returns the name of the replaced one.
+    /// Makes `next` the current allocator and returns the name of the replaced one. Returns `None`, with
+    /// nothing changed, if the configuration in force is not of this edition.
     fn install(
         &self,
         next: Generation,
@@ -267,8 +268,8 @@ impl Core {
         Ok(Some(all[0].name))
     }
 
-    /// Calls the current allocator. If it was replaced during the call, then tries to drop the retired
-    /// allocators without live blocks.
+    /// Calls the current allocator. If it was replaced during the call, tries to drop the retired
+    /// allocators without live blocks afterwards.
     #[inline(always)]
     pub(super) fn call<R>(&self, call: impl FnOnce(&Generation) -> R) -> R {
         let generation = self.generations.read();

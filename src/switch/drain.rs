@@ -1,18 +1,20 @@
 //! Retired allocators: when their memory is released, and when they are dropped.
 //!
 //! Idle memory of a retired allocator is released at the switch. After that it is released before the
-//! current allocator grows, once an eighth of the live blocks has been freed since the last release.
-//! (The current allocator must call its hooks before it grows; those of the caching engine do.) All of
-//! it is released before a request fails. So a free never waits, except the one that frees the last
-//! block: it drops the allocator, and the driver may wait when it releases the segments.
+//! current allocator grows, once an eighth of the retired allocator's live blocks has been freed since the
+//! last release. (This requires that the current allocator calls its hooks before it grows, as the caching
+//! engine does.) It is also released before a request fails as out of memory, unless the request's stream
+//! may be captured. So a free never waits, except the one that frees the last block: it drops the
+//! allocator, and the driver may wait when it releases the segments.
 //!
 //! A drained allocator is dropped by the free of its last block, or else at the next switch, miss,
-//! `empty_cache`, `process_events` or end of a scope. The free cannot drop it in three cases: the driver
-//! refuses the idle memory, which a drop would leak, blocks wait for other streams, or another call is
-//! using it at that moment.
+//! `empty_cache`, `process_events`, end of a scope or drop of a `CurrentStrategy`. The free does not drop
+//! it if blocks wait for other streams, if another call is using the allocator at that moment, if a
+//! captured stream may use its memory, or if the driver refuses the idle memory, which a drop would leak.
 //!
-//! While a scope is open no retired allocator is dropped, and no scope opens during a drop: the scope
-//! may belong to a stream capture, which the drop would break.
+//! A scope routes requests to a private pool. While a scope is open no retired allocator releases memory,
+//! and no scope opens during a release: the scope may belong to a stream capture, which the release would
+//! break.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,13 +32,12 @@ use crate::stats::PerPool;
 use crate::strategies::Strategy;
 use crate::sync::{All, Defer, Read};
 
-/// The most allocators in turn that may refuse one request because each was replaced during the attempt.
-/// It ends the loop if a callback switches on every call.
+/// The most attempts at one request if the current allocator is replaced during each attempt. The limit
+/// ends the loop if a callback switches on every call.
 const ATTEMPTS_MAX: usize = 64;
 
 impl Core {
-    /// Allocates from the current allocator. Out of memory is final only when no retired allocator has
-    /// idle memory.
+    /// Allocates from the current allocator. If that fails, calls [`retry`](Self::retry).
     #[inline(always)]
     pub(super) fn take<T>(
         &self,
@@ -44,7 +45,7 @@ impl Core {
         take: impl Fn(&Generation) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
         let generation = self.generations.read();
-        // One variable from here to the caller: each further copy costs a hit 5 to 10 ns.
+        // The result stays in one variable up to the caller, because each copy costs time on the fast path.
         let mut taken = take(&generation);
         if taken.is_err() {
             taken = self.retry(request, generation, taken, &take);
@@ -54,9 +55,9 @@ impl Core {
         taken
     }
 
-    /// Ends a refused request and retries it: on the new current allocator if the old one was replaced
-    /// (at most 64 times), and once more after retired allocators released idle memory. Observers are
-    /// notified of the last refusal only.
+    /// Retries a failed request if it is out of memory: on the new current allocator if the old one was
+    /// replaced (see `ATTEMPTS_MAX`), and once after retired allocators released idle memory. Observers are
+    /// notified of the last failure only.
     #[cold]
     #[inline(never)]
     fn retry<'g, T>(
@@ -103,8 +104,8 @@ impl Core {
         }
     }
 
-    /// Releases the idle memory of retired allocators. Returns false if there are none, or if a release
-    /// could break the capture of the request's stream.
+    /// Releases the idle memory of retired allocators. Does nothing and returns false if there are none, or
+    /// if the request's stream may be captured: a release could break the capture.
     fn make_room(&self, request: Request) -> bool {
         if self.generations.retired() == 0 {
             return false;
@@ -116,8 +117,8 @@ impl Core {
         }
     }
 
-    /// Runs before the current allocator grows: releases idle memory of retired allocators, then calls
-    /// the users' callbacks. Returns true if a callback freed something.
+    /// Runs before the current allocator grows: releases idle memory of retired allocators if `has_idle` is
+    /// set, then calls the users' callbacks. Returns true if a callback freed something.
     pub(super) fn before_growing(&self) -> bool {
         if self.has_idle.load(Ordering::Relaxed) {
             let _ = self.release_idle();
@@ -125,9 +126,9 @@ impl Core {
         self.hooks.free_some_memory()
     }
 
-    /// Keeps scopes from opening until the guard is dropped; returns `None` if a scope is open or
-    /// opening. Retired allocators have no record of the current one's scopes, so they wait and release
-    /// only under this guard. Never waits.
+    /// Keeps scopes from opening until the guard is dropped; returns `None` if a scope is open or opening.
+    /// Retired allocators have no record of the current one's scopes, so they wait for the device and
+    /// release memory only under this guard. Never waits.
     pub(super) fn hold_scopes_off(&self) -> Option<NoScopes<'_>> {
         let scopes = self.scopes.try_read()?;
         scopes.is_empty().then(|| NoScopes::new(scopes))
@@ -148,8 +149,8 @@ impl Core {
         released.and(processed)
     }
 
-    /// Drops the retired allocators that have drained, after they have released their memory. Does
-    /// nothing while a scope is open. Returns an error if events cannot be queried.
+    /// Drops the retired allocators that have drained, after they have released their memory. Does nothing
+    /// while a scope is open. Returns an error if a retired allocator fails to query its events.
     pub(super) fn drop_drained(&self) -> Result<(), DriverError> {
         if self.generations.retired() == 0 {
             return Ok(());
@@ -158,10 +159,11 @@ impl Core {
         let all = self.generations.all();
         let processed = all[1..].iter().map(|old| old.process_events()).fold(Ok(()), Result::and);
         for old in all[1..].iter().filter(|old| old.live_blocks() == 0) {
-            // No further free leads here, so the next miss must if the drop below fails.
+            // No later free of this allocator calls this function. If the drop below fails, `has_idle`
+            // makes the next miss call it.
             self.has_idle.store(true, Ordering::SeqCst);
             let others = |other: &Arc<_>| !Arc::ptr_eq(other, old) && other.shares_with(old);
-            // A drop would leak the memory that the driver refuses now.
+            // If the driver refuses to release memory now, a drop would leak that memory.
             let is_released = |old: &Generation| {
                 old.release_idle().is_ok() && !old.holds_captured_memory(&*self.driver)
             };
@@ -169,8 +171,8 @@ impl Core {
             old.is_released.store(may_drop, Ordering::SeqCst);
         }
         drop(all);
-        // The last step is an attempt without any references: of several threads in this function, the
-        // last one meets no reference of another.
+        // This thread holds no references from here on. So if several threads run this function, the last
+        // one is not prevented by references of the others.
         loop {
             self.update_limit();
             if !self.drop_one() {
@@ -187,8 +189,8 @@ impl Core {
         let removed = self.generations.take_retired(|old| {
             let may_take = old.is_released.load(Ordering::SeqCst) && old.has_drained();
             if may_take {
-                // Added before the allocator leaves the list: its bytes may count twice for a moment,
-                // but never zero times.
+                // Added before the allocator leaves the list: for a moment its bytes may count twice in the
+                // limit, but they are never left out.
                 held = old.held_bytes();
                 self.dropping_bytes.fetch_add(held, Ordering::SeqCst);
             }
@@ -207,8 +209,8 @@ impl Core {
         true
     }
 
-    /// Runs after a call whose allocator was replaced during the call. The call may have allocated or
-    /// freed one of its blocks, or may have prevented its drop.
+    /// Runs after a call whose allocator was replaced during the call. The call may have allocated or freed
+    /// a block of that allocator, or may have prevented its drop.
     #[cold]
     #[inline(never)]
     pub(super) fn after_replaced(&self) {
@@ -216,7 +218,7 @@ impl Core {
         let _ = self.drop_drained();
     }
 
-    /// Calls `free` on one generation after the other, until one returns a value: it has freed a block.
+    /// Calls `free` on one generation after the other, until one returns a value: it made the block.
     #[cold]
     pub(super) fn free_by<R>(&self, free: impl Fn(&Strategy) -> Option<R>) -> Option<R> {
         let (maker, answer) = self.generations.all().into_iter().find_map(|maker| {
@@ -227,8 +229,8 @@ impl Core {
         Some(answer)
     }
 
-    /// Runs after a retired allocator has freed a block. If it was that allocator's last, tries to drop
-    /// the retired allocators without live blocks. The caller holds no further reference to a generation.
+    /// Runs after a free by `maker`. If it has no live block left, tries to drop the retired allocators
+    /// without live blocks. The caller must hold no other reference to a generation.
     pub(super) fn after_free_by(&self, maker: Arc<Generation>) {
         let live = maker.live_blocks();
         if maker.count_free(live) {
@@ -248,8 +250,8 @@ impl Core {
         }
     }
 
-    /// Sets the current allocator's limit to the total limit less the bytes held by retired allocators
-    /// and by those being dropped. Neither grow.
+    /// Sets the current allocator's limit to the total limit less the bytes held by retired allocators and
+    /// by those being dropped. These bytes never grow.
     pub(super) fn set_current_limit(&self, state: &SwitchState) {
         let all = self.generations.all();
         if let Some(caching) = all[0].strategy.control().caching {
@@ -257,7 +259,7 @@ impl Core {
         }
     }
 
-    /// Returns the part of the limit that these allocators and those being dropped leave.
+    /// Returns the limit less the bytes held by `others` and by allocators that are being dropped.
     pub(super) fn limit_beside(
         &self,
         others: &[Arc<Generation>],
@@ -268,7 +270,7 @@ impl Core {
         limit_bytes.map(|limit| limit.saturating_sub(held))
     }
 
-    /// Resets the peaks of all allocators.
+    /// Resets the peaks of the ledger and of all allocators.
     pub(super) fn begin_peaks(ledger: &mut Ledger, all: &All<Generation>) {
         ledger.reset_peaks();
         all.iter().filter_map(|one| one.counters()).for_each(Counters::reset_peaks);

@@ -19,16 +19,17 @@ pub(super) struct Generation {
     pub(super) name: &'static str,
     /// Whether it reserves from the driver's default memory pool, which other allocators use too.
     shares_pool: bool,
-    /// Blocks freed since it was replaced and last released its idle memory.
+    /// Blocks that it has freed as a retired allocator since it last released its idle memory.
     frees: AtomicI64,
-    /// Whether it had released all its memory when it was found drained.
+    /// Whether it may be dropped: when last checked it had drained, and released its memory or shared a
+    /// driver pool.
     pub(super) is_released: AtomicBool,
 }
 
 impl Generation {
-    /// Creates an allocator that counts. One without counters is wrapped in the layer `statistics`. So
-    /// is one with a `front` inside another layer: the counters below a `front` treat blocks cached by
-    /// threads as live.
+    /// Creates a generation. A strategy without counters is wrapped in the layer `statistics`. So is one
+    /// with a `front` inside another layer: the counters below a `front` treat blocks cached by threads as
+    /// live.
     pub(super) fn new(strategy: Strategy, settings: &Settings) -> Self {
         let mut inner = settings.layers.iter().skip(1);
         let fronts = inner.any(|layer| matches!(layer, LayerSetting::Front { .. }));
@@ -82,7 +83,7 @@ impl Generation {
         })
     }
 
-    /// Returns the number of blocks in callers' hands, without those that threads cache in a `front`.
+    /// Returns the number of blocks that callers hold, without those that threads cache in a `front`.
     pub(super) fn live_blocks(&self) -> i64 {
         let kept = match &self.strategy {
             Strategy::Fronted(front) => i64::try_from(front.totals().held_blocks).unwrap_or(0),
@@ -91,8 +92,8 @@ impl Generation {
         self.strategy.usage().live_blocks - kept
     }
 
-    /// Counts a free by a retired allocator, with `live` blocks left. Returns true if idle memory should
-    /// be released: an eighth of the blocks was freed since the last release.
+    /// Counts a free by a retired allocator, which has `live` blocks left. Returns true if idle memory
+    /// should be released: the frees since the last release are at least an eighth of `live`.
     pub(super) fn count_free(&self, live: i64) -> bool {
         (self.frees.fetch_add(1, Ordering::Relaxed) + 1).saturating_mul(8) >= live
     }
@@ -118,7 +119,7 @@ impl Generation {
         self.strategy.control().caching.map_or(Ok(()), Caching::empty_cache)
     }
 
-    /// Returns true if a stream under capture may use memory it holds; that memory is released later.
+    /// Returns true if it holds memory of a stream that may be captured. It must not be dropped then.
     pub(super) fn holds_captured_memory(&self, driver: &dyn Driver) -> bool {
         let layout = self.strategy.control().caching.map(Caching::layout).unwrap_or_default();
         layout.iter().any(|segment| may_be_captured(driver, segment.stream))
@@ -127,8 +128,8 @@ impl Generation {
 
 static NAMES: Global<Option<HashSet<&'static str>>> = Global::new(Rank::StrategyNames, None);
 
-/// Returns the same text with static lifetime: callers hold names longer than the allocator lives. Each
-/// different name is leaked once.
+/// Returns the same text with static lifetime: callers may use the name after the allocator was dropped.
+/// Each different name is leaked once.
 fn intern(name: &str) -> &'static str {
     let mut names = NAMES.lock();
     let names = names.get_or_insert_default();

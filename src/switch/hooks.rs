@@ -1,10 +1,11 @@
 //! Users' callbacks and observers, which stay registered across switches.
 //!
-//! Each allocator gets one internal callback and one internal observer. The callback first releases
-//! memory of retired allocators, then calls the users' callbacks. The observer only records that a
-//! request was refused: users' observers are notified only if releasing memory of retired allocators did
-//! not help either. The users' own hooks are in [`Hooks`](crate::allocator::Hooks). They run with no
-//! lock held. If a request made inside a hook fails, no hook is called for it.
+//! Each allocator gets one internal callback and two internal observers. The callback first releases memory
+//! of retired allocators, then calls the users' callbacks. One observer only records that a request failed:
+//! users' observers are notified only if releasing memory of retired allocators did not help either. The
+//! other passes rejections to the users' observers. The users' own hooks are in
+//! [`Hooks`](crate::allocator::Hooks). They run with no lock held. If a request made inside a hook fails,
+//! no hook is called for it.
 
 use std::cell::Cell;
 use std::sync::{Arc, Weak};
@@ -32,7 +33,7 @@ pub(super) fn attach(strategy: &Strategy, core: &Weak<Core>) {
     }));
     hooks.add_oom_observer(Arc::new(|_| REFUSED.set(true)));
     hooks.report_outside();
-    // A rejection is final: memory of retired allocators is not considered.
+    // A rejection (by `throw_on_cudamalloc_oom`) is final: no retired allocator releases memory for it.
     hooks.add_oom_rejection_observer(Arc::new(move |report| {
         if let Some(core) = own.upgrade() {
             core.hooks.notify_oom_rejection(report);

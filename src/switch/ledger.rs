@@ -2,7 +2,7 @@
 //!
 //! Current values and totals are added up, so they are as exact as those of each allocator. **Peaks** are
 //! reset at a switch. From then on a peak is the sum of the allocators' own peaks. It is never below the
-//! true peak, and exceeds it by at most the bytes that retired allocators have released since.
+//! true peak, and exceeds it by at most what retired allocators have freed since.
 
 use crate::stats::{Counter, PerPool, Statistics, Usage};
 
@@ -11,13 +11,13 @@ use crate::stats::{Counter, PerPool, Statistics, Usage};
 pub(super) struct Ledger {
     /// Totals of dropped allocators, and their peaks since the last switch.
     dropped: Statistics,
-    /// Requests that an allocator refused and that succeeded on a retry.
+    /// Refusals that a retry followed. The allocators counted them, but no caller saw them.
     hidden_refusals: i64,
 }
 
 impl Ledger {
     /// Returns the sum of all counters, given those of each living allocator. `max_split_size` is taken
-    /// from the first.
+    /// from the first, the current allocator.
     pub(super) fn sum(&self, all: &[Statistics]) -> Statistics {
         let mut sum = self.dropped.clone();
         for one in all {
@@ -28,7 +28,7 @@ impl Ledger {
         sum
     }
 
-    /// As [`sum`](Self::sum), for the counters of [`Usage`].
+    /// Returns `all`, the usage of the living allocators, increased by that of the dropped ones.
     pub(super) fn add_usage(&self, all: Usage) -> Usage {
         Usage::of(&self.dropped).plus(all)
     }
@@ -36,13 +36,14 @@ impl Ledger {
     /// Adds the last counters of an allocator that is being dropped.
     pub(super) fn add_dropped(&mut self, last: &Statistics) {
         let mut last = last.clone();
-        // Its cached segments were released in the drop.
+        // The drop releases its cached segments.
         last.num_device_free += last.segment.all.current;
         last.free_blocks = 0;
-        // Its pools no longer exist.
+        // The drop destroys its pools.
         last.reserved_by_pool.clear();
         for counter in counters(&mut last) {
-            // A count that was reset, or is kept elsewhere, was not allocated here.
+            // The drop frees what `current` counts. Not all of that is in `allocated`, if the totals were
+            // reset.
             let unfreed = counter.allocated.wrapping_sub(counter.freed).max(0);
             counter.freed = counter.freed.wrapping_add(counter.current.min(unfreed));
             counter.current = 0;
@@ -64,7 +65,7 @@ impl Ledger {
     pub(super) fn reset_accumulated(&mut self) {
         let mut ended = std::mem::take(&mut self.dropped);
         for (kept, ended) in counters(&mut self.dropped).into_iter().zip(counters(&mut ended)) {
-            // Peaks are not totals.
+            // Keep the peaks, which are not totals.
             kept.peak = ended.peak;
         }
         self.hidden_refusals = 0;

@@ -7,10 +7,10 @@
 //! failed switch changes nothing.
 //!
 //! A retired allocator has **drained** when none of its blocks is live or waits for a stream. The free of
-//! its last block then drops it, or one of the later calls that `drain` lists, if no call is using it, no
-//! scope is open and the driver accepts its memory. While a private pool has users nothing is switched: a
-//! CUDA graph may use the pool's addresses. Read next: `core`, then `crate::sync` for how a call finds
-//! the current allocator.
+//! its last block then drops it, or a later call does (`drain` lists them). A drop requires that no call is
+//! using the allocator, that the driver accepts its memory, and that no scope is open (a scope routes
+//! requests to a private pool). While a private pool has users nothing is switched: a CUDA graph may use
+//! the pool's addresses. Read next: `core`, then `crate::sync` for how a call finds the current allocator.
 
 mod capabilities;
 mod core;
@@ -59,8 +59,8 @@ impl Switchable {
         Self { core: Core::new(strategy, driver, Some(config), options) }
     }
 
-    /// As [`new`](Self::new), for a strategy whose configuration is unknown: any further string
-    /// switches.
+    /// As [`new`](Self::new), for a strategy of unknown configuration: any string passed to
+    /// [`update`](Self::update) causes a switch.
     pub(crate) fn around(
         strategy: Strategy,
         driver: Arc<dyn Driver>,
@@ -84,9 +84,9 @@ impl Switchable {
         Ok(Self::new(strategy, driver, config.clone(), options))
     }
 
-    /// Puts the allocator that the string names in force for all later requests. The string is complete:
-    /// a key that it does not name has its default. Blocks stay valid and are freed by the allocator
-    /// that made them. The idle memory of that allocator is released at once. A request that is running
+    /// Puts the allocator that the string names in force for all later requests. The string is complete: a
+    /// key that it does not name has its default. Blocks stay valid and are freed by the allocator that
+    /// made them. The idle memory of the replaced allocator is released at once. A request that is running
     /// on another thread may still be served by the old allocator.
     ///
     /// May wait for the driver and for running work, as releasing memory does.
@@ -123,7 +123,7 @@ impl Switchable {
     }
 
     /// Returns the errors of [`update`](Self::update) that can be found without changing anything: an
-    /// invalid string, open scopes and pools in use. The driver may still refuse later.
+    /// invalid string, an unknown backend, open scopes and pools in use. The driver may still refuse later.
     ///
     /// # Errors
     ///
@@ -146,8 +146,8 @@ impl Switchable {
     }
 
     /// Returns the current allocator, for inspection. The guard keeps that allocator and all its memory
-    /// alive, also after a switch, so do not store it. Blocks, scopes and limits made directly on the
-    /// returned allocator are unknown to the switchable one.
+    /// alive, also after a switch, so do not store the guard. Blocks, scopes and limits made directly on
+    /// the returned allocator are unknown to the switchable one.
     #[must_use]
     pub fn strategy(&self) -> CurrentStrategy {
         CurrentStrategy {
@@ -156,13 +156,15 @@ impl Switchable {
         }
     }
 
-    /// Returns how many replaced allocators still have blocks that are live or wait for other streams.
+    /// Returns the number of replaced allocators that were not dropped yet, usually because of blocks that
+    /// are live or wait for other streams.
     #[must_use]
     pub fn retired(&self) -> usize {
         self.core.generations.retired()
     }
 
-    /// Ends a free that the current allocator has refused, and frees the block by its maker.
+    /// Ends a free that the current allocator, `generation`, has refused. If it did not make the block,
+    /// frees the block in the allocator that did.
     #[cold]
     #[inline(never)]
     fn free_by_maker(
@@ -175,7 +177,7 @@ impl Switchable {
             Err(refused) if is_unknown(&refused.reason) => refused,
             freed => return freed,
         };
-        // The maker of a live block is in this list, even if it became the current allocator just now.
+        // The allocator that made a live block is in this list, even if it became the current one just now.
         let (maker, answer) = 'found: {
             for generation in self.core.generations.all() {
                 match generation.strategy.free(allocation) {
@@ -203,7 +205,8 @@ fn of_maker<T>(answer: Result<T, HandleError>) -> Option<Result<T, HandleError>>
     }
 }
 
-/// A guard that keeps the allocator that was current. Dereferences to its [`Strategy`].
+/// A guard that keeps alive the allocator that was current when the guard was made. Dereferences to its
+/// [`Strategy`].
 pub struct CurrentStrategy {
     core: Arc<Core>,
     /// `Some` until the drop.
@@ -240,7 +243,7 @@ impl DeviceAllocator for Switchable {
     #[inline]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         let generation = self.core.generations.read();
-        // One variable from here to the caller, as in `Core::take`.
+        // The result stays in one variable up to the caller, because each copy costs time on the fast path.
         let mut freed = generation.strategy.free(allocation);
         if freed.is_err() {
             freed = self.free_by_maker(generation, freed);

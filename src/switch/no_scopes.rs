@@ -1,4 +1,4 @@
-//! A guard: while it lives, no scope is open and none opens.
+//! A guard: while it lives, no scope (routing of requests to a private pool) is open and none opens.
 //!
 //! Retired allocators wait for the device and release memory only under this guard, because they have no
 //! record of stream captures in the current allocator. A thread-local count shows whether the thread

@@ -37,9 +37,8 @@ impl Switchable {
         })
     }
 
-    /// Removes a pool from the open scopes.
     fn forget_scope(&self, pool: PoolId) {
-        // A thread that keeps scopes from opening would wait for itself below, but then none is open.
+        // A thread with a `NoScopes` guard would wait for itself at `write`. But then the list is empty.
         if self.core.scopes.read().contains(&pool) {
             let mut scopes = self.core.scopes.write();
             if let Some(at) = scopes.iter().position(|open| *open == pool) {
@@ -77,8 +76,8 @@ impl PrivatePools for Switchable {
         self.core.call(|current| current.strategy.control().private_pools?.pool_users(pool))
     }
 
-    /// Waits until retired allocators have released the memory that they are releasing now. The scope
-    /// counts as open while it is being opened, so no lock is held then.
+    /// Waits while another thread releases memory of retired allocators. The scope is listed as open before
+    /// the allocator opens it, so no lock is held while the allocator does.
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
         if NoScopes::is_held_here() {
             let what = "scopes opened from inside a release of memory";
@@ -92,7 +91,7 @@ impl PrivatePools for Switchable {
         Ok(())
     }
 
-    /// The scope counts as closed even after an error: the allocator has then ended it, or never had it.
+    /// The scope counts as closed even after an error: the allocator has then closed it, or never had it.
     fn close_scope(&self, pool: PoolId) -> Result<(), PoolError> {
         let closing = Defer(|| self.forget_scope(pool));
         let closed = self.with_pool(pool, |pools| pools.close_scope(pool));
