@@ -1,9 +1,9 @@
 //! `align:4KiB`: every block starts at a multiple of a power of two.
 //!
-//! The bytes of each request to the allocator below are increased so that an aligned address lies
-//! inside the block. The increase is the alignment minus the alignment that the allocator below
-//! guarantees. If that guarantee suffices, a list of layers leaves this one out. Some capabilities are
-//! absent: see [`Shifted`].
+//! Requests to the allocator below are increased so that the caller's aligned block fits into the block
+//! below. The increase is the alignment minus the alignment that the allocator below guarantees. If that
+//! guarantee suffices, a configuration string adds no layer for `align`. Some capabilities are absent: see
+//! [`Shifted`].
 
 use super::shift::{Block, Placement, Shifted};
 use crate::allocator::DeviceAllocator;
@@ -39,8 +39,8 @@ impl Placement for Align {
         below_address.wrapping_neg() & (self.align_bytes - 1)
     }
 
-    /// Refuses a block of `inner` that is not aligned to `known_bytes`: the caller's bytes would end
-    /// outside it.
+    /// Refuses a block of `inner` if the caller's bytes would end outside it. Only a block that is not
+    /// aligned to `known_bytes` (see [`align`]) can be refused.
     fn placed(&self, block: &Block, below_address: u64) -> Result<(), DriverError> {
         if block.address - below_address <= self.slack_bytes {
             return Ok(());

@@ -13,11 +13,11 @@ pub(super) trait Above: Send + Sync {
     /// Returns the allocator below.
     fn inner(&self) -> &dyn DeviceAllocator;
 
-    /// Returns the handle that the allocator below made for the block. `None` if `allocation` is
-    /// already that handle.
+    /// Returns the handle that the allocator below made for the block. `None` if `allocation` is not a
+    /// valid handle of this layer.
     fn below(&self, allocation: &Allocation) -> Option<Allocation>;
 
-    /// Called before the allocator below releases idle memory.
+    /// Called by `empty_cache`, before the allocator below releases idle memory.
     fn empties(&self) {}
 
     /// Returns the caching capability of the allocator below.
@@ -30,7 +30,8 @@ pub(super) trait Above: Send + Sync {
         self.inner().control().cross_stream.expect(PRESENT)
     }
 
-    /// Calls `call` with the handle that the allocator below made for the block.
+    /// Calls `call` with the handle that the allocator below made for the block, or with `allocation` if
+    /// [`below`](Self::below) returns `None`.
     fn with_handle_below<R>(
         &self,
         allocation: &Allocation,

@@ -1,5 +1,5 @@
-//! `guard`: adds guard bytes before and behind each block, to find writes past a block. For host memory
-//! only.
+//! `guard`: adds guard bytes before and behind each block, to find writes past a block. Only for devices in
+//! host memory.
 //!
 //! A block has 512 guard bytes on each side. The second guard begins directly behind the requested
 //! bytes. Fresh memory is filled with 0xCB and freed memory with 0xDD, in stream order, so that reads
@@ -24,7 +24,7 @@ use crate::ids::StreamId;
 /// See the [module](self).
 pub type Guarded<A> = Shifted<A, Guard>;
 
-/// Guard bytes on each side: a multiple of the alignment of every allocator.
+/// Guard bytes on each side. A multiple of 512, so blocks keep an alignment of up to 512 bytes.
 pub(crate) const GUARD_BYTES: u64 = GUARD_LEN as u64;
 const GUARD_LEN: usize = 512;
 /// The byte that guards are filled with.
@@ -62,7 +62,7 @@ pub enum Damage {
         /// The value of the byte at `address`.
         found: u8,
     },
-    /// The device failed to read the guards.
+    /// The guards could not be checked, because a call of the driver failed.
     Unread {
         /// The block.
         block: Block,
@@ -170,8 +170,8 @@ impl Guard {
 
     fn check(&self, block: &Block, below: u64, used_by: &[StreamId]) -> Result<(), DriverError> {
         let wait = |stream: &StreamId| self.driver.synchronize_stream(*stream);
-        // A wait fails if its stream was destroyed before the block was freed. The stream's work may
-        // still be running.
+        // A wait fails if its stream was destroyed before the block was freed. The stream's work may still
+        // be running, so wait for the whole device.
         let own_is_destroyed = wait(&block.stream).is_err();
         if own_is_destroyed || used_by.iter().any(|stream| wait(stream).is_err()) {
             self.driver.synchronize_device()?;

@@ -1,9 +1,9 @@
 //! `limit:8GiB`: limits the bytes that callers hold. A request beyond the limit fails as out of memory.
 //!
 //! Requested bytes count. The rounding and caching of the allocator below do not count
-//! (`per_process_memory_fraction` limits those). The limit is exact, see `sync::Quota`. Blocks that a
-//! restored checkpoint makes live count too, and may exceed the limit, because no request asks for
-//! them.
+//! (`per_process_memory_fraction` limits those). The limit is exact, also with several threads (see
+//! `sync::Quota`). Blocks that a restored checkpoint makes live count too, and may exceed the limit,
+//! because no request asks for them.
 
 use super::watch::{Watch, Watched, out_of_memory};
 use crate::allocator::{DeviceAllocator, Request};

@@ -3,7 +3,8 @@
 //! Rows are `Thread,Time,Action,Pointer,Size,Stream`. Actions are `allocate`, `allocate failure` and
 //! `free`. Times are UTC. A `free` is written before the allocator below receives it, and an `allocate`
 //! after the allocator below has returned. So the rows of one address are in order, even with several
-//! threads. A refused free is followed by an `allocate` of the same block. `replay` reads such files.
+//! threads. A refused free is followed by an `allocate` of the same block. The command `replay` of
+//! `stratalloc-tools` reads such files.
 //!
 //! A table of live blocks provides size and stream of a block that is freed by address. A free removes
 //! the block first, because the address may be allocated again at once. If the free is refused, the

@@ -2,7 +2,7 @@
 //! `layers:[limit:8GiB,track]`.
 //!
 //! The first layer of the list is the outermost. Without layers no call passes through this module. No
-//! layer allocates device memory for itself.
+//! layer makes requests of its own; `align`, `guard` and `front` enlarge those of callers.
 //!
 //! | layer | function | file |
 //! |---|---|---|
@@ -16,7 +16,8 @@
 //! | `guard` | adds guard bytes and fill patterns, on host memory | [`guard`] |
 //! | `front` | caches small blocks per thread | [`front`] |
 //!
-//! Other configuration keys add [`on_oom`] and [`record`].
+//! The keys `snapshot_on_oom` and `advise_on_oom` add [`on_oom`]. Allocators that do not record their
+//! blocks themselves get [`record`].
 //!
 //! A layer implements only the calls that it observes. Capabilities that a layer does not change are
 //! those of the allocator below. A free by address returns the freed size, so `limit` and `statistics`

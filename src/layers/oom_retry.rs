@@ -21,35 +21,36 @@ pub(crate) type Retrying<A> = Watched<A, Retry>;
 /// retry.
 pub type OomCallback = Arc<dyn Fn(Request, &OutOfMemory, u32) -> bool + Send + Sync>;
 
-/// What to do before a retry, and the most attempts.
+/// The action before a retry, and the most retries of one request.
 pub struct Retry {
     /// If `None`, a retry empties the cache.
     callback: Option<OomCallback>,
-    attempts_max: u32,
+    retries_max: u32,
 }
 
 impl fmt::Debug for Retry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let how = if self.callback.is_some() { "callback" } else { "empty_cache" };
-        f.debug_struct("Retry").field("how", &how).field("most", &self.attempts_max).finish()
+        f.debug_struct("Retry").field("how", &how).field("most", &self.retries_max).finish()
     }
 }
 
-/// Returns `inner` with up to `retries_max` retries, for as long as the callback returns true.
+/// Returns `inner` with up to `retries_max` retries of each request, for as long as the callback returns
+/// true.
 pub fn retry_with<A: DeviceAllocator>(
     inner: A,
     retries_max: u32,
     callback: OomCallback,
 ) -> Retrying<A> {
-    Watched::new(inner, Retry { callback: Some(callback), attempts_max: retries_max })
+    Watched::new(inner, Retry { callback: Some(callback), retries_max })
 }
 
-/// Returns `inner` with up to `retries_max` retries, each after emptying the cache.
+/// Returns `inner` with up to `retries_max` retries of each request, each after emptying the cache.
 pub fn retry<A: DeviceAllocator>(inner: A, retries_max: u32) -> Retrying<A> {
-    Watched::new(inner, Retry { callback: None, attempts_max: retries_max })
+    Watched::new(inner, Retry { callback: None, retries_max })
 }
 
-/// The threads that are running a callback of any such layer.
+/// The threads that are running a callback, or emptying a cache, for any layer of this kind.
 static CALLBACKS: LazyLock<Region> = LazyLock::new(Region::default);
 
 impl Retry {
@@ -68,8 +69,7 @@ impl Retry {
         if let Some(callback) = &self.callback {
             return callback(request, report, attempt);
         }
-        // If emptying the cache fails, the driver fails the retried request too, and that error is
-        // returned.
+        // If emptying the cache fails, the retry may fail too, and its error is returned.
         let _ = cache.map(Caching::empty_cache);
         std::thread::yield_now();
         true
@@ -77,7 +77,8 @@ impl Retry {
 }
 
 impl Watch for Retry {
-    /// Retries until the callback refuses or the attempts are used up. Then returns the last error.
+    /// Retries until a request succeeds, fails for another reason than lack of memory, or may not be
+    /// retried. Returns the last result.
     #[cold]
     #[inline(never)]
     fn failed<A: DeviceAllocator>(
@@ -86,7 +87,7 @@ impl Watch for Retry {
         mut error: AllocError,
         below: &A,
     ) -> AllocResult {
-        for attempt in 1..=self.attempts_max {
+        for attempt in 1..=self.retries_max {
             if !self.is_wanted(request, &error, attempt, below.control().caching) {
                 break;
             }

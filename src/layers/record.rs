@@ -18,7 +18,8 @@ use crate::ids::PoolId;
 #[derive(Debug)]
 pub struct Record {
     history: Arc<History>,
-    /// The allocation event of each live block that was allocated while the history was on.
+    /// The event of each recorded allocation whose free was not recorded. Only calls made while the history
+    /// is on are recorded.
     live: Mutex<HashMap<u64, Event>>,
 }
 

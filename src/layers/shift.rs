@@ -2,9 +2,9 @@
 //!
 //! A [`Placement`] returns the bytes to request from the allocator below, and the start of the caller's
 //! block within them. [`Shifted`] keeps a table, under one lock, from callers' addresses to the blocks
-//! below. Handles are made by this layer, so it detects foreign and freed handles itself. Capabilities
-//! that use addresses of blocks below (private pools, sharing, exact addresses) are absent. Layouts and
-//! base allocations are those of the allocator below.
+//! below. Handles are made by this layer, so it detects foreign and freed handles itself. Capabilities that
+//! use addresses of blocks below (private pools, checkpoints, sharing, exact addresses) are absent. Layouts
+//! and base allocations are those of the allocator below.
 
 use std::fmt;
 
@@ -45,7 +45,8 @@ pub trait Placement: fmt::Debug + Send + Sync {
     /// The reason to refuse the block. The block is freed then.
     fn placed(&self, block: &Block, below_address: u64) -> Result<(), DriverError>;
 
-    /// Called before the block is freed. `used_by` holds the streams that were announced as its users.
+    /// Called before the block is freed. `used_by` holds the streams that were announced with
+    /// `record_stream`.
     fn freeing(&self, block: &Block, below_address: u64, used_by: &[StreamId]) {
         let _ = (block, below_address, used_by);
     }
@@ -125,8 +126,8 @@ impl<A: DeviceAllocator, P: Placement> Shifted<A, P> {
         let below = {
             let mut table = self.table.lock();
             let placed = table.find_mut(name)?;
-            // Added before the call below: if that call fails, the free waits for a stream too many,
-            // which is safe.
+            // Added before the call below: if that call fails, the free waits for one stream more than
+            // necessary, which is safe.
             if !placed.used_by.contains(&stream) {
                 placed.used_by.push(stream);
             }

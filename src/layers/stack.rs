@@ -1,7 +1,7 @@
 //! Builds a list of layers around an allocator.
 //!
-//! The list goes from outermost to innermost, so it is built from its end. Each layer is boxed. A layer
-//! checks when it is built whether the device meets its requirements.
+//! The list goes from outermost to innermost, so it is built from its end. Each layer is boxed. `guard`,
+//! which needs host memory, is checked against the device here.
 
 use std::io;
 use std::path::Path;
@@ -65,7 +65,7 @@ pub fn wrap(
             LayerSetting::Front { block_max_bytes } => {
                 Box::new(front::front(inner, *block_max_bytes))
             }
-            // The blocks of `inner` are aligned already.
+            // The blocks of `inner` are already aligned to `bytes`.
             LayerSetting::Align { bytes } if *bytes <= aligned_bytes => inner,
             LayerSetting::Align { bytes } => Box::new(align::align(inner, *bytes, aligned_bytes)),
             LayerSetting::Guard => {

@@ -1,5 +1,5 @@
-//! `statistics`: counts the blocks and bytes that callers hold, for an allocator that has no counters
-//! or other ones.
+//! `statistics`: counts the blocks and bytes that callers hold, for an allocator that has no counters or
+//! counts something else.
 //!
 //! Bytes are those that callers requested. One lock makes the counters exact whenever no call overlaps.
 //! Counters that only the allocator below can keep (segments, reserved bytes, splits, hits) are taken

@@ -1,9 +1,9 @@
 //! `track`: reports leaks, the blocks that were never freed, with their stacks.
 //!
-//! `track` uses the history. It makes the history gather stacks of live blocks and report the live
-//! blocks when it is dropped. The stacks are native ones unless the program set a
-//! [provider](History::set_stack_provider). Allocators built from the configuration string also report
-//! at process exit, because a typed buffer or PyTorch may keep them alive until then.
+//! `track` uses the history. It makes the history gather stacks of live blocks, and report the live blocks
+//! when the history is dropped. The stacks are native ones unless the program set a
+//! [provider](History::set_stack_provider). Allocators built from the configuration string also report at
+//! process exit, because a typed buffer or PyTorch may keep them alive until then.
 //! [Stopping](History::stop) the history, or recording without stacks, ends tracking too.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,12 +14,13 @@ use crate::allocator::DeviceAllocator;
 use crate::history::{History, LeakReporter};
 use crate::sync::{Global, Rank, at_exit};
 
-/// Histories that report leaks at process exit, with the process in which each is tracked.
+/// Histories that report leaks at process exit, each with the id of the process that tracks it. A forked
+/// process does not report those of its parent.
 static TRACKED: Global<Vec<(u32, Weak<History>)>> = Global::new(Rank::Tracked, Vec::new());
 
-/// Returns `inner` with a stack for each block. Passes leaks to `report` when the history is dropped.
-/// That happens after this allocator, and all allocators that replaced it in a switch, were dropped.
-/// [`History::live`] returns the live blocks at any time.
+/// Returns `inner` with a history that records a stack for each block. Passes leaks to `report` when the
+/// history is dropped. That happens after this allocator, and all allocators that replaced it in a switch,
+/// were dropped. [`History::live`] returns the live blocks at any time.
 pub fn track_to<A: DeviceAllocator + 'static>(
     inner: A,
     report: LeakReporter,

@@ -63,7 +63,7 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
         free()
     }
 
-    /// Called after a free, with the bytes that the block's request asked for.
+    /// Called after a successful free, with the bytes that the block's request asked for.
     #[inline]
     fn freed(&self, size_bytes: u64) {
         let _ = size_bytes;
@@ -191,8 +191,9 @@ impl<A: DeviceAllocator, W: Watch> Checkpoints for Watched<A, W> {
     }
 }
 
-/// Returns the error of a layer that refuses a request itself. Adds the configuration and the largest
-/// holders to the report, as the allocator below does for its own errors.
+/// Returns the error of a layer that refuses a request itself. If the allocator below records a history,
+/// adds the configuration and the largest holders of memory to the report, as that allocator does for its
+/// own errors.
 #[cold]
 pub(super) fn out_of_memory<A: DeviceAllocator>(below: &A, mut report: OutOfMemory) -> AllocError {
     if let Some(own) = below.control().recording {

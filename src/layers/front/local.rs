@@ -1,12 +1,13 @@
 //! The per-thread caches of `front`: a few free blocks of each size, all of one stream.
 //!
-//! Each thread has one cache for each `Front`, so a hit takes no lock and no atomic read-modify-write.
-//! A cache is valid while its `state` equals the state of its `Front`. So changing the `Front`'s state
-//! empties the caches of all threads. No allocator is called while the thread's caches are borrowed.
-//! Blocks that must be freed are returned to the caller instead.
+//! Each thread has one cache for each `Front`, so a hit needs no lock and no atomic read-modify-write. A
+//! cache is valid while its `state` equals the state of its `Front`. So a change of the `Front`'s state
+//! invalidates the caches of all threads. Each is emptied when its thread uses it next. No allocator is
+//! called while the thread's caches are borrowed. Blocks that must be freed are returned to the caller
+//! instead.
 //!
-//! The functions of a hit are always inlined. Otherwise handles would be passed through memory and
-//! cause a store-forwarding stall that takes longer than the rest of a hit.
+//! The functions of a hit, except `class_by`, are inlined. Otherwise handles would be passed through memory
+//! and cause a store-forwarding stall that takes longer than the rest of a hit.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -52,7 +53,7 @@ pub(super) struct EvictedBlock {
 
 /// The callbacks of a cache to its `Front`.
 pub(super) trait FrontCallbacks: fmt::Debug + Send + Sync {
-    /// Frees blocks that the cache of an ending thread held.
+    /// Frees blocks that were removed from a cache.
     fn free_blocks(&self, evicted: Vec<EvictedBlock>);
     /// Adds the counters of an ending thread to the totals.
     fn remember(&self, counts: &Counts);
@@ -179,9 +180,9 @@ impl Cache {
         true
     }
 
-    /// Returns the size class of an owner number. The result is out of range for owners of other
-    /// caches. Not inlined, so that the compiler keeps the branch in `keep`. Otherwise it computes both
-    /// sides, and the result waits for the load of the handle.
+    /// Returns the size class of an owner number. The result is out of range for owners of other caches.
+    /// Not inlined, so that the compiler keeps the branch in `keep`. If inlined, both sides would be
+    /// computed, and the result would wait for the load of the handle.
     #[inline(never)]
     fn class_by(&self, owner: u32) -> usize {
         owner.wrapping_sub(self.first_owner) as usize
@@ -230,8 +231,8 @@ pub fn forget_all() {
     });
 }
 
-/// Calls `act` with this thread's cache number `index`. Returns `None` if there is no such cache or the
-/// thread is ending.
+/// Calls `act` with this thread's cache number `index`. Returns `None` if there is no such cache, the
+/// thread is ending, or `act` returns `None`.
 #[inline(always)]
 fn with<T>(index: usize, act: impl FnOnce(&mut Cache) -> Option<T>) -> Option<T> {
     let found = LOCAL.try_with(|caches| {
@@ -247,7 +248,8 @@ pub(super) fn take(index: usize, request: Request, state: u64) -> Option<Allocat
     with(index, |cache| cache.take(request, state))
 }
 
-/// Caches a block if there is room. Returns true if it did; the caller's handle is then invalid.
+/// Caches a block if this thread's cache is valid and has room. Returns true if it did; the caller's handle
+/// is then invalid.
 #[inline(always)]
 pub(super) fn keep(index: usize, allocation: &Allocation, state: u64) -> bool {
     with(index, |cache| cache.keep(allocation, state).then_some(())).is_some()
@@ -276,9 +278,9 @@ pub(super) fn is_in_force(index: usize, stream: StreamId, state: u64) -> bool {
     with(index, |cache| cache.is_in_force(stream, state).then_some(())).is_some()
 }
 
-/// The result of [`put_in_force`]: blocks of the same `Front`, which the caller frees. Or the cache of a
-/// dropped `Front` with the same index, which the caller drops. Both must happen while no cache is
-/// borrowed.
+/// The result of [`put_in_force`]: the blocks that the cache held, which the caller must free, and the
+/// replaced cache (unused, or of a dropped `Front` with the same index), which the caller must drop. Both
+/// must happen while no cache is borrowed.
 pub(super) type Out = (Vec<EvictedBlock>, Option<Cache>);
 
 /// Empties this thread's cache and binds it to `stream` and `state`. Returns `None` if the thread is

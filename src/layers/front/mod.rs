@@ -51,7 +51,8 @@ const STREAMS_MAX: usize = 256;
 pub struct FrontCounts {
     /// Requests served from the cache.
     pub hits: u64,
-    /// Requests of a cached size class that went to the strategy.
+    /// Requests of a cached size class for which the cache had no block. Requests that bypass the cache do
+    /// not count.
     pub misses: u64,
     /// Frees that were cached.
     pub frees: u64,
@@ -213,7 +214,8 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         (class < self.classes).then_some((*stream, class))
     }
 
-    /// Returns the first owner number of a stream. `None` if there are too many streams.
+    /// Returns the first owner number of a stream. `None` if there are too many streams or no owner numbers
+    /// left.
     fn first_owner_of(&self, stream: StreamId) -> Option<u32> {
         let known = |streams: &BTreeMap<u32, StreamId>| {
             streams.iter().find(|(_, own)| **own == stream).map(|(first, _)| *first)
@@ -278,7 +280,8 @@ impl<A: DeviceAllocator + 'static> Shared<A> {
         some
     }
 
-    /// Allocates from the allocator below. If it is out of memory, frees the cached blocks and retries.
+    /// Allocates from the allocator below. If it is out of memory, makes each other thread empty its cache
+    /// at its next call, frees this thread's cached blocks, and retries if there were any.
     fn allocate_below(&self, request: Request) -> AllocResult {
         let first = self.inner.allocate(request);
         if !matches!(first, Err(AllocError::OutOfMemory(_))) {
