@@ -1,9 +1,8 @@
-//! Maps an address to the heap it belongs to; reads need no lock. Kept only for callers that free by
-//! address.
+//! Maps an address to the heap it belongs to, for callers that free by address. Most reads need no lock.
 //!
-//! A table of two levels over granules of 2 MiB, for addresses of 48 bits. Leaves are added and never
+//! A table of two levels over granules of 2 MiB, for addresses below 2^48. Leaves are added and never
 //! removed. Drivers need not align segments, so two segments may share a granule. Such granules are
-//! marked, and an ordered map under a lock resolves them, as it does addresses above 48 bits.
+//! marked, and an ordered map under a lock resolves them, as it does higher addresses.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -52,7 +51,8 @@ impl AddressMap {
         self.root.is_some()
     }
 
-    /// Returns the number of the heap whose segment contains `address`.
+    /// Returns the number of the heap whose segment contains `address`. If one segment alone overlaps the
+    /// granule of `address`, returns its heap even if it does not contain `address`.
     #[inline]
     pub(super) fn heap_of(&self, address: u64) -> Option<u32> {
         let (leaf, at) = path(address / GRANULE_BYTES);

@@ -1,9 +1,10 @@
-//! Calls trackers for memory that is allocated from or released to the driver.
+//! Calls trackers (user code) for memory that is allocated from the driver or released to it.
 //!
 //! The growth lock is released during the call, so that a tracker may use the allocator. During the call
-//! the memory is in no heap, or held in its heap, so no other thread can reach it. Its pool is marked as
-//! busy and cannot be removed. The state behind the lock is consistent at these points, as it is when a
-//! miss calls a pool's own allocator. Values read from it before the call may be out of date afterwards.
+//! the memory is in no heap, or withheld from allocation in its heap, so no other thread can use it. Its
+//! pool is marked as busy and cannot be removed. The state behind the lock is consistent at these points,
+//! as it is when a miss calls a pool's own allocator. Values read from it before the call may be out of
+//! date afterwards.
 
 use parking_lot::MutexGuard;
 
@@ -13,7 +14,7 @@ use super::growth::Growth;
 use crate::history::Action;
 
 impl Engine {
-    /// Calls the trackers. If there are none, returns at once without releasing the lock.
+    /// Calls the trackers. If there are none, returns at once without releasing the growth lock.
     pub(super) fn announce(
         &self,
         growth: &mut MutexGuard<'_, Growth>,

@@ -108,8 +108,8 @@ impl CrossStream for Engine {
 }
 
 impl Caching for Engine {
-    /// Waits for all events, destroys them, and releases every free segment of the default pool and of
-    /// pools without users. While a graph is captured nothing is released: the driver would refuse.
+    /// Waits for all events, releases the free memory of the default pool and of pools without users, and
+    /// destroys unused events. Does nothing while a graph is captured, because the driver would refuse.
     fn empty_cache(&self) -> Result<(), DriverError> {
         let _context = self.history.of_free();
         let _lines = diagnostics::lines();

@@ -4,9 +4,8 @@
 //! So a block that other streams used and that is freed during the capture is **deferred** until the
 //! capture ends.
 //!
-//! To *finish* a deferred block means to record an event for each use from before the capture, or to
-//! free the block if there is none. A use inside the capture needs no event, because it is part of the
-//! graph.
+//! To *finish* a deferred block means to record an event for each use outside the capture, or to free the
+//! block if there is none. A use inside the capture needs no event, because it is part of the graph.
 //!
 //! With `graph_capture_record_stream_reuse` a deferred block may be reused inside the capture. When the
 //! block is freed, the last graph nodes of all its streams are stored. The block is free as soon as the
@@ -43,11 +42,12 @@ struct State {
     deferred: Vec<Deferred>,
     /// The serial number of the most recently deferred block.
     last_serial: u64,
-    /// For each stream, the nodes on which its last node in the capture depends. These sets only grow.
+    /// For each stream, the nodes on which its last node in the capture depends. During a capture these
+    /// sets only grow.
     behind: HashMap<StreamId, Behind>,
 }
 
-/// The nodes found in the capture that a stream currently belongs to.
+/// The graph nodes found so far for one stream, in one capture.
 #[derive(Debug)]
 struct Behind {
     capture: u64,
@@ -57,7 +57,7 @@ struct Behind {
 /// A block that was freed inside a capture.
 #[derive(Debug)]
 struct Deferred {
-    /// Identifies the block, because slots are reused.
+    /// Identifies the deferral, because slots are reused. Later deferrals have larger numbers.
     serial: u64,
     heap: u32,
     slot: Slot,
@@ -66,8 +66,8 @@ struct Deferred {
     uses: SmallVec<[StreamUse; 4]>,
     /// The thread whose per-thread default stream uses the block, if one does.
     thread: Option<ThreadNumber>,
-    /// The capture that all the block's streams were in when it was freed, and their last nodes in the
-    /// graph.
+    /// The capture that all the block's streams were in when it was freed, and their last nodes in its
+    /// graph. `None` if there was no such capture or reuse is off.
     ends: Option<(u64, SmallVec<[NodeId; 4]>)>,
 }
 
@@ -106,8 +106,9 @@ impl Engine {
         self.captures.routing_is_capture.load(Ordering::Relaxed) && self.scopes.any()
     }
 
-    /// Returns true if the caller may neither wait nor release memory on behalf of a stream. Queries the
-    /// driver too, because a capture need not have a scope.
+    /// Returns true if this thread has an open capture, or the stream may be captured. The caller may
+    /// then neither wait for the stream nor release its memory. Queries the driver too, because a capture
+    /// need not have a scope.
     pub(super) fn is_captured(&self, stream: StreamId) -> bool {
         self.scopes.captures_here() || may_be_captured(&*self.driver, stream)
     }
@@ -118,7 +119,7 @@ impl Engine {
         matches!(status, Ok(CaptureStatus::Active { .. } | CaptureStatus::Invalidated))
     }
 
-    /// Defers a block that is freed inside a capture and used by these other streams.
+    /// Defers the free of a block during a capture. `uses` are the other streams that use the block.
     pub(super) fn defer_free(
         &self,
         cell: &HeapCell,
@@ -143,7 +144,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the last nodes of a block's streams, if reuse is on and all of them are in one capture.
+    /// Returns the capture of a block's streams and their last nodes in its graph. Returns `None` if
+    /// reuse is off, or a stream or a use is not in that capture.
     fn ends_in_graph(
         &self,
         own: StreamId,
@@ -169,7 +171,7 @@ impl Engine {
             }
             ends.extend(graph.frontier(stream).ok()?);
         }
-        // The graph does not include a use from before the capture. An event must wait for such a use.
+        // A use from before the capture is not in the graph. Only an event can wait for it.
         let all_inside = uses.iter().all(|by| by.captured);
         of.filter(|_| all_inside).map(|capture| (capture, ends))
     }
@@ -213,9 +215,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Handles the end of a capture. With reuse on, finishes the blocks of its pool that were freed in
-    /// it; otherwise the next request does. Blocks that only the calling thread can finish are always
-    /// finished now, because this thread may not call again.
+    /// Handles the end of a capture. With reuse on, finishes the deferred blocks of the capture's pool;
+    /// otherwise the next request finishes them. Blocks that only the calling thread can finish are
+    /// finished now in any case, because this thread may not call again.
     pub(super) fn end_capture(&self, pool: PoolId) -> Result<(), DriverError> {
         let state = &mut *self.captures.state.lock();
         let all_over = !self.scopes.any_capture();
@@ -224,7 +226,7 @@ impl Engine {
         }
         let reuse = self.captures.reuse.load(Ordering::Relaxed);
         let here = Some(ThreadNumber::current());
-        // Uses inside a capture that is still active are not over.
+        // A captured use may belong to a capture that is still active. Then it is not over.
         let is_over = |d: &Deferred| {
             all_over || d.uses.iter().all(|by| !by.captured || by.stream == d.stream)
         };
@@ -240,7 +242,7 @@ impl Engine {
     }
 
     /// Finishes all deferred blocks. If only another thread could finish some of them without waiting,
-    /// synchronizes the device for these.
+    /// synchronizes the device for these, unless a capture may be active.
     pub(super) fn finish_deferred_or_wait(&self) -> Result<(), DriverError> {
         let finished = self.finish_deferred();
         let last = {
@@ -252,12 +254,12 @@ impl Engine {
             }
             state.last_serial
         };
-        // The list is not locked during the wait, because every request locks it.
+        // The list is not locked during the wait, because requests lock it.
         self.driver.synchronize_device()?;
         finished.and(self.finish_all_deferred(|block| {
             if block.serial <= last && self.is_of_another_thread(block) {
                 // The synchronization covers per-thread default streams. Other streams may belong to
-                // another device.
+                // another device, so they still need an event.
                 block.uses.retain(|by| !self.driver.is_per_thread_stream(by.stream));
             }
         }))
@@ -278,17 +280,17 @@ impl Engine {
     fn is_of_another_thread(&self, block: &Deferred) -> bool {
         block.thread.is_some_and(|thread| thread != ThreadNumber::current())
             && block.uses.iter().any(|by| {
-                // Uses inside the capture are part of the graph and need no event, except that of the
+                // Uses inside the capture are part of the graph and need no event, except a use by the
                 // block's own stream.
                 self.driver.is_per_thread_stream(by.stream)
                     && (!by.captured || by.stream == block.stream)
             })
     }
 
-    /// Finishes those blocks among the picked ones that the calling thread can finish. Records events
-    /// for the uses from before the capture. The block's own per-thread default stream gets an event
-    /// even if its use was captured, because it may have run other work since, for which `record_stream`
-    /// is not called.
+    /// Finishes those blocks among the picked ones that the calling thread can finish, and whose streams
+    /// are not captured. Records events for the uses outside the capture. A block's own per-thread
+    /// default stream gets an event even if its use was captured: it may have run other work since, for
+    /// which `record_stream` is not called.
     ///
     /// The list stays locked: another thread that found a block neither in the list nor among the events
     /// would treat it as in use.

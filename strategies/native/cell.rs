@@ -1,8 +1,9 @@
 //! Heaps with their locks, and lock-free lookup of the heap of a stream or a token.
 //!
-//! Cells are added and never removed, so a lookup follows `OnceLock`s. The default pool has a hash table
-//! by stream, with short chains. All pools have a table by number, in rows of 256. The empty cells of a
-//! removed private pool are reused by another pool; only such cells ever change their stream.
+//! A cell is a heap with its lock. Cells are added and never removed, so a lookup reads `OnceLock`s only.
+//! The cells of the default pool are in a hash table by stream, with short chains. The cells of all pools
+//! are in a table by number, in rows of 256. The empty cells of a removed private pool are reused by
+//! other pools; no other cell ever changes its stream.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -27,12 +28,11 @@ pub(super) struct HeapState {
     pub(super) heap: Heap,
     pub(super) counters: HeapCounters,
     pub(super) policy: HitPolicy,
-    /// True if a hit needs neither the policy's special cases nor the extras of the heap's order.
+    /// True if a hit needs no special rule of the policy and updates no ages or birth times.
     pub(super) is_plain: bool,
 }
 
 impl HeapState {
-    /// Returns the state of a new heap.
     pub(super) fn new(raw_addresses: bool, policy: HitPolicy) -> Self {
         let heap = Heap::new(raw_addresses, policy.ties);
         let counters = HeapCounters::default();
@@ -71,7 +71,7 @@ impl HeapKey {
 #[repr(align(128))]
 pub(super) struct HeapCell {
     state: Mutex<HeapState>,
-    /// Its key. Changes only under the lock, and only while the heap is empty and belongs to no pool.
+    /// `stream` and `pool` form the key. It changes only under the lock and only while the heap is empty.
     stream: AtomicU64,
     pool: [AtomicU64; 2],
     pub(super) number: u32,
@@ -83,13 +83,11 @@ impl HeapCell {
         self.state.lock()
     }
 
-    /// Returns the stream it serves.
     #[inline]
     pub(super) fn stream(&self) -> StreamId {
         StreamId(self.stream.load(Ordering::Relaxed))
     }
 
-    /// Returns the pool it serves.
     pub(super) fn pool(&self) -> PoolId {
         let [capture, user] = [0, 1].map(|at: usize| self.pool[at].load(Ordering::Relaxed));
         PoolId { capture, user }
@@ -128,10 +126,10 @@ type Row = Box<[OnceLock<Arc<HeapCell>>; ROW_CELLS]>;
 #[derive(Debug)]
 pub(super) struct HeapTable {
     by_stream: [OnceLock<Box<Link>>; BUCKETS],
-    /// Heaps of per-thread default streams. Kept apart from all others, so that a hit need not check
-    /// whether its stream is one.
+    /// Heaps of per-thread default streams. They are not in `by_stream`, so that a hit need not check
+    /// whether its stream is a per-thread default stream.
     per_thread: OnceLock<Box<Link>>,
-    /// Heaps by number. The first ones need one step less; the first of the later rows stays empty.
+    /// Heaps by number. Those in `first_row` are found with one step less; `later_rows[0]` stays empty.
     first_row: [OnceLock<Arc<HeapCell>>; ROW_CELLS],
     later_rows: [OnceLock<Row>; ROWS],
     len: AtomicUsize,
@@ -191,7 +189,7 @@ impl HeapTable {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Adds a heap that is found only by its number. The caller holds the growth lock.
+    /// Adds a heap to the table by number. The caller holds the growth lock.
     pub(super) fn add(&self, key: HeapKey, state: HeapState) -> Result<&Arc<HeapCell>, AllocError> {
         let len = self.len();
         if len == CELLS_MAX {
@@ -260,7 +258,7 @@ impl Heaps for HeapTable {
 
 #[inline]
 fn bucket_of(stream: StreamId) -> usize {
-    // Stream handles are addresses, so their low bits are equal.
+    // Stream handles are addresses with equal low bits, so the high bits of a product are used.
     let hash = stream.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56;
     usize::try_from(hash).unwrap_or(0)
 }

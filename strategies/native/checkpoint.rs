@@ -37,9 +37,9 @@ impl Engine {
         found.ok_or(AllocError::NoBlockAt { address, rounded_bytes, stream })
     }
 
-    /// Allocates exactly `size_bytes` at `address` from a free block of a pool, in the way that
-    /// restoring a checkpoint does. For replays of recordings. Returns `None` if no free block contains
-    /// that range.
+    /// Allocates exactly `size_bytes` at `address` from a free block of a pool, as restoring a checkpoint
+    /// does. For replays of recordings. Returns `None` if no free block contains that range, or it is not
+    /// aligned to 512 B.
     #[must_use]
     pub fn replace(
         &self,
@@ -53,7 +53,7 @@ impl Engine {
         self.place(&growth, pool, stream, &kinds, address, size_bytes, size_bytes)
     }
 
-    /// Allocates `size_bytes` at `address` if a free block of these kinds contains that range.
+    /// Allocates `size_bytes` at `address` if the range is aligned and in a free block of these kinds.
     #[expect(clippy::too_many_arguments, reason = "a request with an address, and where to look")]
     fn place(
         &self,
@@ -96,9 +96,9 @@ impl Engine {
         }
     }
 
-    /// Allocates the live blocks of a recorded segment. The free block `next` contains the segment's
-    /// range. With `exact`, the segment's free blocks are allocated too and freed at the end, so that
-    /// they are counted as in PyTorch.
+    /// Allocates the live blocks of a recorded segment and adds them to `live`. The free block `next`
+    /// contains the segment's range. With `exact`, the segment's free blocks are allocated too and freed
+    /// at the end, so that they are counted as in PyTorch.
     pub(super) fn restore_segment(
         &self,
         cell: &HeapCell,
@@ -126,7 +126,7 @@ impl Engine {
         }
         if !exact {
             // A free part that exists only until the next block is allocated must not be counted as an
-            // inactive split. So only the last block reports the net change.
+            // inactive split. So the last block reports the net change, and the others report none.
             let parts = placed.iter_mut().map(|(out, ..)| std::mem::take(&mut out.inactive));
             let sum = parts.fold(SplitChange::default(), SplitChange::plus);
             if let Some((last, ..)) = placed.last_mut() {
@@ -150,8 +150,8 @@ impl Engine {
 }
 
 /// Allocates `size_bytes` at `address` from the free block at `slot`, which contains that range. The
-/// bytes before `address` are split off and stay free. The change in inactive splits that the result
-/// reports is the net change.
+/// bytes before `address` are split off and stay free. The result reports the net change in inactive
+/// splits of all these steps.
 fn place_in(
     heap: &mut Heap,
     slot: Slot,
@@ -181,8 +181,8 @@ fn check_nothing_drains(pool: PoolId, segments: &[SegmentLayout]) -> Result<(), 
     }
 }
 
-/// Fails if a stream other than its own uses a live block of the heap, outside of captures. Freeing such
-/// a block now would allow its reuse while that stream's work runs.
+/// Fails if a live block of the heap is used, outside of captures, by another stream or by its own
+/// per-thread default stream. Freeing such a block now would allow its reuse while that work runs.
 fn check_used_by_no_other_stream(pool: PoolId, state: &HeapState) -> Result<(), PoolError> {
     let heap = &state.heap;
     let used = |slot: &Slot| heap.uses(*slot).any(|by| !by.captured);
@@ -227,7 +227,6 @@ fn check_fits(checkpoint: &PoolCheckpoint, now: &[SegmentLayout]) -> Result<(), 
 }
 
 impl Checkpoints for Engine {
-    /// See [`Checkpoints::checkpoint`](crate::allocator::Checkpoints::checkpoint).
     fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
         let _context = self.history.of_free();
         self.finish_deferred()?;
@@ -239,7 +238,6 @@ impl Checkpoints for Engine {
         Ok(PoolCheckpoint { pool, segments })
     }
 
-    /// See [`Checkpoints::restore`](crate::allocator::Checkpoints::restore).
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
         let pool = checkpoint.pool;
         let _context = self.history.of_free();

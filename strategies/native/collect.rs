@@ -1,6 +1,6 @@
 //! The garbage collector: near the limit, releases the large segments that were free longest.
 //!
-//! Age is counted in searches of the large pool, not in time. A pass releases every free segment that is
+//! Age is counted in searches for large blocks, not in time. A pass releases every free segment that is
 //! at least as old as their average.
 //!
 //! Source: PyTorch's `garbage_collection_threshold`.
@@ -15,7 +15,7 @@ use crate::error::DriverError;
 use crate::size::{PoolKind, fraction_of};
 
 impl Growth {
-    /// Returns how many bytes the collector should release; 0 if the threshold is not reached.
+    /// Returns how many bytes the collector should release: 0 if no threshold is set or reached.
     pub(super) fn collectable_bytes(&self) -> u64 {
         let threshold = self.settings.garbage_collection_threshold;
         let (Some(limit), Some(threshold)) = (self.limit_bytes, threshold) else { return 0 };
@@ -45,7 +45,8 @@ impl Engine {
             }
             idle = young;
         }
-        // Near the limit the collector runs at each miss and usually finds nothing: log only if it did.
+        // Near the limit the collector runs at each miss and usually releases nothing, which is not
+        // logged.
         if released > 0 {
             self.note_step("garbage_collection_threshold", released);
         }

@@ -51,13 +51,14 @@ pub struct Engine {
     pub(super) captures: Captures,
     pub(super) ledger: Ledger,
     pub(super) growth: Mutex<Growth>,
-    /// Notified when announced memory can be reached again, or has been released.
+    /// Notified whenever a call of trackers by `announce` has ended.
     pub(super) announced: Condvar,
     pub(super) reserved: Arc<Reserved>,
     pub(super) addresses: AddressMap,
     pub(super) hooks: Hooks,
     pub(super) shared: Shared,
-    /// The collector's clock: searches of the large pool while a limit and a threshold are set.
+    /// The garbage collector's clock: counts searches for large blocks of the default pool while both a
+    /// limit and `garbage_collection_threshold` are set.
     pub(super) clock: AtomicU64,
     pub(super) history: Arc<History>,
 }
@@ -112,8 +113,8 @@ impl Engine {
         &self.driver
     }
 
-    /// Serves a request without a pool or an address. Always inlined into the functions that dispatch to it.
-    /// They need no stack frame, because all its calls are jumps to functions with the same result.
+    /// Serves a request that names neither a pool nor an address. Every path ends in a tail call, so a
+    /// caller into which this function is inlined needs no stack frame.
     #[inline(always)]
     pub(super) fn allocate_anywhere(
         &self,
@@ -126,7 +127,7 @@ impl Engine {
         self.allocate_by_default::<false>(bytes, stream)
     }
 
-    /// As [`allocate_anywhere`](Self::allocate_anywhere), if something needs attention or the size is not
+    /// As [`allocate_anywhere`](Self::allocate_anywhere), if `attention` is not zero or the size is not
     /// valid.
     #[cold]
     #[inline(never)]
@@ -167,8 +168,9 @@ impl Engine {
         }
     }
 
-    /// Serves a request in the default pool from the free blocks of its heap, under a plain policy. Not
-    /// inlined: the callers only jump here, so they need no stack frame.
+    /// Allocates a free block of a heap of the default pool. If `is_plain` is false or no block fits,
+    /// calls [`allocate_by_policy`](Self::allocate_by_policy). Not inlined, so that callers end in a tail
+    /// call and need no stack frame.
     #[inline(never)]
     fn allocate_in<const RECORDS: bool>(
         &self,
@@ -188,7 +190,7 @@ impl Engine {
             if RECORDS {
                 self.record(Action::Alloc, out.address, bytes, cell);
             }
-            // Read only now, which keeps two registers free until here.
+            // The id and the address are read only now, which keeps two registers free until here.
             let (id, address) = heap.name_of(out.slot);
             tracepoints::malloc(address, self.device.device, bytes, || cell.stream());
             return Ok(self.handle_of(cell, address, bytes, id));
@@ -235,7 +237,7 @@ impl Engine {
         self.record_allocated(cell, state, &out, requested_bytes)
     }
 
-    /// Counts and records a block that the heap has allocated.
+    /// Counts and records a block that the heap has allocated. Returns its handle.
     #[inline(always)]
     pub(super) fn record_allocated(
         &self,
@@ -255,7 +257,6 @@ impl Engine {
         self.handle_of(cell, out.address, requested_bytes, id)
     }
 
-    /// Returns the handle of a block.
     #[inline(always)]
     pub(super) fn handle_of(
         &self,
@@ -268,7 +269,7 @@ impl Engine {
         Allocation::new(address, requested_bytes, self.owner, token)
     }
 
-    /// Returns the heap and the block id in an allocation.
+    /// Returns the heap and the block id that an allocation's token contains.
     #[inline]
     pub(super) fn own(&self, allocation: &Allocation) -> Result<(&HeapCell, BlockId), HandleError> {
         allocation.check_owner(self.owner)?;
@@ -278,8 +279,8 @@ impl Engine {
         Ok((cell.ok_or_else(stale)?, BlockId { index, generation }))
     }
 
-    /// Frees the live block at `address` in the heap of `cell` and returns its requested bytes. If `id`
-    /// is given, it must match.
+    /// Frees the live block at `address` in the heap of `cell`, or makes it wait for other streams that
+    /// use it. Returns its requested bytes. If `id` is given, it must match.
     #[inline(always)]
     pub(super) fn free_block(
         &self,
@@ -301,7 +302,8 @@ impl Engine {
         Ok(done.requested_bytes)
     }
 
-    /// Frees a block whose other streams have finished.
+    /// Calls [`free_block`](Self::free_block) again after the block's uses by other streams were removed
+    /// or have changed.
     pub(super) fn free_unused(
         &self,
         cell: &HeapCell,
@@ -331,8 +333,8 @@ impl Engine {
         done
     }
 
-    /// Records a free. The timestamp is taken now, under the lock of the heap; the stack is gathered
-    /// after the lock is released.
+    /// Records a free. The timestamp is taken under the heap's lock. The stack, if one is recorded, is
+    /// collected after the heap is unlocked.
     #[cold]
     #[inline(never)]
     fn record_freed(
@@ -353,7 +355,7 @@ impl Engine {
         drop(state);
         let _context = self.history.of_free();
         self.push_freed(moment, cell, address, requested_bytes);
-        // Must precede the calls of trackers, which may take snapshots.
+        // Before `_context` is dropped: that calls trackers, which may take snapshots.
         drop(late);
     }
 
@@ -387,7 +389,7 @@ impl Engine {
         stream: StreamId,
         id: Option<BlockId>,
     ) -> Result<(), HandleError> {
-        // Work on a stream outside of all captures runs now, even if other streams are being captured.
+        // False for a stream outside of all captures, because its work runs now.
         let captured = self.scopes.any_capture() && self.is_capturing(stream);
         let mut state = cell.lock();
         let slot = live(&state.heap, address, id).ok_or(HandleError::Stale { address })?;
@@ -397,7 +399,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Adds a heap of the default pool for a stream that has none.
+    /// Returns the heap of a stream in the default pool. Adds it if there is none.
     pub(super) fn add_heap(
         &self,
         stream: StreamId,
@@ -422,8 +424,7 @@ impl Engine {
         }
     }
 
-    /// Returns the collector's clock, the birth time of blocks that become free now. Only large ones are
-    /// ever collected.
+    /// Returns the garbage collector's clock, which is the birth time of blocks that become free now.
     #[inline]
     pub(super) fn now(&self) -> u64 {
         self.clock.load(Ordering::Relaxed)
@@ -454,7 +455,7 @@ pub(super) fn check_size(bytes: u64) -> Result<(), AllocError> {
     if is_valid_size(bytes) { Ok(()) } else { Err(AllocError::of_size(bytes)) }
 }
 
-/// Returns true if `bytes` is neither 0 nor above [`REQUEST_MAX_BYTES`], a power of two.
+/// Returns true if `bytes` is neither 0 nor above [`REQUEST_MAX_BYTES`], which is a power of two.
 #[inline(always)]
 const fn is_valid_size(bytes: u64) -> bool {
     bytes.wrapping_sub(1) >> REQUEST_MAX_BYTES.trailing_zeros() == 0

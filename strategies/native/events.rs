@@ -2,8 +2,8 @@
 //!
 //! Freeing a block that other streams use records one event on each of these streams and returns. The
 //! block is then **draining**: it is no longer live, and becomes free when all its events have passed.
-//! Every later allocation queries the events of each stream, oldest first, up to the first that has not
-//! completed (`event_queue`).
+//! Every later allocation outside of captures queries the events of each stream, oldest first, up to the
+//! first that has not completed (`event_queue`).
 //!
 //! Source: PyTorch's `record_stream` rules.
 
@@ -77,8 +77,9 @@ pub(super) struct Waiting {
 }
 
 impl Engine {
-    /// Frees the live block at `slot` and `address`, which other streams use, after their work. Events are
-    /// recorded first, so that the block stays live if the driver fails. Unlocks the heap before.
+    /// Frees the live block at `slot` and `address` after the work of the streams that use it. Unlocks
+    /// the heap first. Records events while the block is live, so that it stays live if the driver fails.
+    /// During a capture defers the free.
     #[cold]
     pub(super) fn free_when_drained(
         &self,
@@ -92,8 +93,8 @@ impl Engine {
         drop(state);
         let _context = self.history.of_free();
         // If all uses are by this thread's per-thread default stream, events must be recorded now,
-        // because no other thread can do that. This does not hold for uses inside a capture, which may
-        // belong to another thread.
+        // because no other thread can do that. A use inside a capture does not count, because it may be
+        // by another thread.
         let is_ours = |by: &StreamUse| !by.captured && self.driver.is_per_thread_stream(by.stream);
         let may_wait = !self.scopes.any_capture() || uses.iter().all(is_ours);
         // The streams are checked even if no scope is open, because a capture need not have a scope. An
@@ -179,12 +180,12 @@ impl Engine {
         self.events.try_poll(&*self.driver, |block| self.pass(block))
     }
 
-    /// Waits for all pending events, or for those of one pool, and frees the blocks. May wait for
-    /// running work.
+    /// Finishes deferred blocks. Then waits for all pending events, or for those of one pool, and frees
+    /// the blocks.
     ///
     /// # Errors
     ///
-    /// [`DriverError`]; blocks whose events could not be waited for continue to wait.
+    /// [`DriverError`], unless a capture prevented the wait. Blocks whose events did not pass still wait.
     pub(super) fn drain_events(&self, pool: Option<PoolId>) -> Result<(), DriverError> {
         let finished = self.finish_deferred_or_wait();
         let of = |block: Waiting| self.heaps.get(block.heap).map(|cell| cell.pool());

@@ -1,11 +1,11 @@
 //! Expandable segments: reserved address space that is mapped page by page.
 //!
-//! Fixed and expandable segments are two sources of segments for one engine. A setting selects the
-//! source of new segments and may change while blocks are live, so one heap may contain both kinds.
+//! A fixed segment is one allocation of the driver. A setting selects whether new segments are fixed or
+//! expandable. It may change while blocks are live, so one heap may contain both kinds.
 //!
-//! A miss maps the missing pages at the lowest gap that is long enough. To release pages under memory
-//! pressure, the engine withholds a free block from allocation and synchronizes its stream. It then
-//! unmaps the whole pages inside the block and makes the rest free again.
+//! A miss maps the missing pages in the lowest unmapped range where the request fits. To release pages
+//! under memory pressure, the engine withholds a free block from allocation and synchronizes its stream.
+//! It then unmaps the whole pages inside the block and makes the rest free again.
 //!
 //! Driver calls are made with no heap locked. A range of pages is mapped completely or not at all.
 //! Memory that the driver fails to release is kept, and its release is retried later, so nothing is lost
@@ -36,7 +36,6 @@ use crate::size::{PoolKind, align_up};
 /// Mapped pages by address.
 pub(super) type Pages = HashMap<u64, Page>;
 
-/// A mapped page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Page {
     pub(super) piece: PhysicalId,
@@ -47,15 +46,15 @@ pub(super) struct Page {
     pub(super) handle: Option<FabricHandle>,
 }
 
-/// Memory that the driver failed to release. The release is retried whenever the engine releases memory
-/// or grows.
+/// Memory that the driver failed to release. The release is retried whenever the engine releases free
+/// memory or maps pages.
 #[derive(Debug, Default)]
 pub(super) struct Leftovers {
     /// Pages that are mapped but unused: address and size.
     mapped: Vec<(u64, u64)>,
-    /// Physical handles that are mapped nowhere, with their sizes.
+    /// Physical handles to release, with their sizes.
     pieces: Vec<(PhysicalId, u64)>,
-    /// Address space without memory: address and size.
+    /// Reserved address space that is not needed: address and size.
     ranges: Vec<(u64, u64)>,
 }
 
@@ -126,8 +125,8 @@ impl Engine {
                     state.heap.complete(slot, self.now());
                     grown = Some(slot);
                 }
-                // While no lock was held, another request took the start of the block that was growing:
-                // search again.
+                // While the heap was unlocked, another request took the start of the block that was
+                // growing: search again.
                 None if grown.take().is_some() => {}
                 None => {
                     drop(state);
@@ -172,7 +171,7 @@ impl Engine {
         Ok(None)
     }
 
-    /// Unreserves the reservations of a heap in which nothing is mapped, as a failed request may leave
+    /// Unreserves those reservations of a heap in which nothing is mapped. A failed request may leave
     /// one.
     pub(super) fn unreserve_addresses(&self, growth: &mut Growth, cell: &HeapCell) {
         let bare = cell.lock().heap.remove_bare_reservations();
@@ -251,8 +250,8 @@ impl Engine {
         Ok(None)
     }
 
-    /// Unmaps the whole pages of one free block, unless a request has taken the block. First waits for
-    /// work that may still use them. Returns the number of bytes unmapped.
+    /// Unmaps the whole pages of one free block, after waiting for work that may still use them. Returns
+    /// the number of bytes unmapped: 0 if a request has taken the block or `may_release` forbids it.
     pub(super) fn release_pages(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -307,7 +306,7 @@ impl Engine {
         Ok(run.size_bytes)
     }
 
-    /// Checks that the device supports the settings for pages.
+    /// Checks that the device supports the settings for expandable segments.
     ///
     /// # Errors
     ///
@@ -341,8 +340,8 @@ impl Engine {
         self.driver.virtual_memory().map_or(Ok(()), |memory| growth.leftovers.offer(memory))
     }
 
-    /// Releases all pages and reservations when the engine is dropped. First waits for all work of the
-    /// device, because it may still use blocks.
+    /// Releases all pages and reservations when the engine is dropped. Before pages are unmapped, waits
+    /// for all work of the device, because it may still use blocks.
     pub(super) fn drop_pages(&self) {
         self.shared.withdraw_all();
         let _ = self.shared.imports.release_leftovers();
@@ -351,7 +350,8 @@ impl Engine {
             let mut growth = self.growth.lock();
             (std::mem::take(&mut growth.pages), std::mem::take(&mut growth.leftovers))
         };
-        // A drop cannot report errors: memory that the driver fails to release leaks.
+        // The error is ignored, because a drop cannot report it. Memory that the driver fails to release
+        // leaks.
         let _ = leftovers.offer(memory);
         // If the wait fails, the pages leak: running work or a graph may still access them.
         if !pages.is_empty() && synchronize_outside_captures(&*self.driver).is_err() {

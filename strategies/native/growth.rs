@@ -28,11 +28,11 @@ pub(super) struct Growth {
     pub(super) settings: Settings,
     device_total_bytes: u64,
     pub(super) limit_bytes: Option<u64>,
-    /// The counters that change only with segments. The heaps keep the others.
+    /// The counters of segments, driver calls and failures. The heaps keep those of blocks.
     pub(super) counters: Statistics,
-    /// The reserved bytes of each private pool that ever held memory.
+    /// The reserved bytes of private pools.
     pub(super) reserved_by_pool: HashMap<PoolId, PerPool>,
-    /// The physical handles of mapped pages.
+    /// All mapped pages, by address.
     pub(super) pages: Pages,
     /// Memory that the driver failed to release. The release is retried later.
     pub(super) leftovers: Leftovers,
@@ -41,13 +41,13 @@ pub(super) struct Growth {
     pub(super) pools: Pools,
     /// The class of each stream that has one, for `expandable_segments_reserve_by_class`.
     pub(super) reserve_classes: HashMap<StreamId, String>,
-    /// The number of each segment, by the segment's address; see `SegmentState::number`.
+    /// The number of each segment, in the order of allocation, by address.
     pub(super) numbers: BTreeMap<u64, u64>,
     /// Segments that must still be returned to their pools' own allocators.
     pub(super) returns: Vec<Return>,
     /// The number of ranges that are being announced to trackers. The lock is released during that.
     pub(super) announcing: u32,
-    /// Bytes that misses are requesting from the driver with the lock released.
+    /// Bytes of segments that misses are allocating with the lock released.
     in_flight_bytes: u64,
     pub(super) reserved: Arc<Reserved>,
 }
@@ -130,8 +130,9 @@ impl Growth {
     /// - It empties the cache even for requests that cannot be served at all.
     /// - It keeps free memory of a pool with users.
     /// - It takes no expandable block from a pool with `use_on_oom`.
-    /// - It compares the limit with the size of a fixed segment even if it maps whole pages.
+    /// - It compares the limit with the size of a fixed segment, even for a request that maps pages.
     /// - It counts the free blocks of a restored checkpoint as allocated and freed.
+    /// - It applies the rules for oversize blocks to expandable segments too (`HitPolicy`).
     pub(super) fn is_exact(&self) -> bool {
         self.settings.compat.is_pytorch()
     }
@@ -196,7 +197,7 @@ impl Growth {
         self.settings.max_split_bytes.is_some_and(|most| size_bytes >= most)
     }
 
-    /// Counts pages of expandable segments as reserved bytes and driver calls, but not as segments.
+    /// Counts reserved bytes and a driver call. Pages of expandable segments do not count as segments.
     pub(super) fn pages_added(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
         self.counters.num_device_alloc += 1;
         self.reserve_changes(pool, kind, size_bytes, PerPool::increase);
@@ -225,9 +226,8 @@ impl Growth {
 }
 
 impl Engine {
-    /// Allocates a segment from the driver and serves the request from the segment's start. The inner
-    /// error is the reason why there is no segment. The outer error is a failure other than lack of
-    /// memory.
+    /// Allocates a fixed segment or maps pages, and serves the request from them. The inner error is the
+    /// reason why there is no memory. The outer error is any other failure.
     pub(super) fn grow(
         &self,
         growth: &mut MutexGuard<'_, Growth>,

@@ -1,8 +1,8 @@
 //! Hints in an out-of-memory report: settings that might have helped.
 //!
 //! A hint either states that a setting would have made room, by the numbers at the time of the failure,
-//! or that a setting may help. It cannot include how the setting would have changed earlier allocations.
-//! `replay` and `compare` can test a setting on a recording.
+//! or that a setting may help. It does not consider how the setting would have changed earlier
+//! allocations. The commands `replay` and `compare` test a setting on a recording.
 
 use super::growth::{Growth, Refusal};
 use crate::error::OutOfMemory;
@@ -22,17 +22,17 @@ pub(super) struct HeapSummary {
     pub(super) pools: OutOfReach,
     /// True if the request's own heap has a fitting block now, when the report is made.
     pub(super) fits_now: bool,
-    /// The page size of expandable segments, if the device supports them and they are off.
+    /// The page size for large blocks in expandable segments, if these are supported but off.
     page_bytes: Option<u64>,
-    /// An estimate of the bytes that would stay reserved with expandable segments: all pages with a
-    /// block in use.
+    /// An estimate of the bytes that would stay reserved with expandable segments: all pages with a block
+    /// in use, and all pages of pools that keep free memory.
     kept_bytes: u64,
     /// The requested bytes of the blocks in use.
     requested_bytes: u64,
-    /// The largest segment of the request's own heap that was split.
+    /// The size of the largest fixed segment of the request's own heap that is split.
     cut_segment_bytes: u64,
-    /// The free bytes in the request's own heap that are in blocks of expandable segments, counting only
-    /// blocks large enough for a fixed segment of their own.
+    /// The sum of the free blocks of expandable segments in the request's own heap. Counts only blocks
+    /// that are large enough for a fixed segment of their own.
     own_segments_bytes: u64,
 }
 
@@ -105,7 +105,7 @@ fn kept_by_pages(heap: &Heap, releases: bool, large_page_bytes: u64) -> u64 {
                 kept[kind.index()] += paged - first;
             }
         }
-        // The last page extends past the end of the segment. Those bytes could serve the next segment.
+        // The last page may extend past the end of the segment. Those bytes could serve the next segment.
         kept[kind.index()] -= paged.saturating_sub(end);
     }
     [PoolKind::Small, PoolKind::Large]
@@ -131,7 +131,7 @@ pub(super) struct Why<'a> {
 }
 
 impl Why<'_> {
-    /// Returns hints that would most likely have helped, the most certain first.
+    /// Returns the hints that apply, the most certain first.
     pub(super) fn hints(&self) -> Vec<String> {
         let reasons = [
             self.forbidden(),
@@ -196,8 +196,8 @@ impl Why<'_> {
         })
     }
 
-    /// Suggests a smaller size for shared segments, if there is room for the request but not for such a
-    /// segment.
+    /// Suggests a smaller size for shared segments, if there is room for the request but not for a
+    /// segment of the current size.
     fn large_segment(&self) -> Option<String> {
         let (room, report) = (self.room()?, self.report);
         let mib = room / MIB;
@@ -215,7 +215,8 @@ impl Why<'_> {
         })
     }
 
-    /// Explains that the request's own stream has enough free memory, but not in one block.
+    /// Explains why cached memory did not serve the request: a block became free too late, or the memory
+    /// is in pieces that are too small.
     fn pieces(&self) -> Option<String> {
         if self.summary.fits_now {
             let why = if self.growth.is_exact() {
@@ -271,9 +272,10 @@ impl Why<'_> {
         "blocks in use separate them, so allocate long-lived blocks first".to_owned()
     }
 
-    /// If expandable segments might have served the request, returns the cached bytes and the bytes that
-    /// could still be reserved. That is so if there is room for the pages that would stay mapped and for
-    /// those of the request. This is an estimate, because blocks would have been placed elsewhere.
+    /// Returns the cached bytes of the default pool and the bytes that could still be allocated from the
+    /// device, if expandable segments might have served the request. They might if there is room for both
+    /// the pages that would stay mapped and the pages of the request. This is an estimate, because blocks
+    /// would have been placed elsewhere.
     fn may_be_joined(&self) -> Option<(u64, u64)> {
         let (report, summary) = (self.report, self.summary);
         let page_bytes = summary.page_bytes?;
@@ -341,8 +343,8 @@ impl Why<'_> {
         })
     }
 
-    /// Suggests less rounding, if rounding costs the blocks in use at least as many bytes as are
-    /// missing.
+    /// Suggests how to make blocks smaller, if the blocks in use exceed their requested sizes by at least
+    /// the missing bytes.
     fn inflated(&self) -> Option<String> {
         let report = self.report;
         let in_use = report.allocated_bytes.saturating_add(report.draining_bytes);

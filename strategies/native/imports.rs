@@ -1,9 +1,9 @@
 //! Memory of other processes that is mapped in this one.
 //!
-//! The table holds a weak reference to each mapping, by its contents. Opening the same memory again
-//! returns the same mapping; dropping the last reference unmaps it. Memory that the driver fails to
-//! release is kept and released again later. Lock order: growth, then this table. No mapping is dropped
-//! while the table is locked.
+//! The table holds a weak reference to each mapping. Its key, the contents, identifies the memory.
+//! Opening the same memory again returns the same mapping; dropping the last reference unmaps it. Memory
+//! that the driver fails to release is kept and released again later. Lock order: growth, then this
+//! table. No mapping is dropped while the table is locked.
 
 use std::sync::{Arc, Weak};
 
@@ -63,9 +63,9 @@ pub(super) struct Mapping {
 /// Resources held from the driver, in any state from none to a whole mapping.
 #[derive(Debug, Default)]
 pub(super) struct ImportedResources {
-    /// True if work may have used it: the device is synchronized before anything is unmapped.
+    /// True if work may have used the memory: the device is then synchronized before unmapping.
     pub(super) used: bool,
-    /// The reserved address space, its size, and how much of its front is mapped.
+    /// The reserved address space, its size, and the bytes that are mapped from its start on.
     pub(super) range: Option<Range>,
     pub(super) pieces: Vec<PhysicalId>,
     /// The address of an allocation of another process.
@@ -140,9 +140,9 @@ impl Imports {
         mapping
     }
 
-    /// Releases the resources of a mapping that failed, now or later.
+    /// Releases the resources. Keeps those that the driver fails to release, for a later try.
     pub(super) fn discard(&self, mut resources: ImportedResources) {
-        // The caller has an error to report already.
+        // The error is ignored: what could not be released is kept below.
         let _ = resources.close(&*self.driver);
         if !resources.is_nothing() {
             self.state.lock().leftovers.push(resources);
@@ -168,7 +168,8 @@ impl Imports {
 
 impl Drop for Imports {
     fn drop(&mut self) {
-        // A drop cannot report errors: memory that the driver fails to release leaks.
+        // The error is ignored, because a drop cannot report it. Memory that the driver fails to release
+        // leaks.
         let _ = self.release_leftovers();
     }
 }
@@ -178,7 +179,7 @@ impl Mapping {
         self.resources.address()
     }
 
-    /// Returns the range of pages, if it is one.
+    /// Returns the address and the mapped bytes, if the mapping consists of pages.
     pub(super) fn pages(&self) -> Option<(u64, u64)> {
         self.resources.range.map(|range| (range.address, range.mapped_bytes))
     }

@@ -21,14 +21,14 @@ const LATE_MAX: u32 = 10_000;
 /// The first step that the next allocation of a request would take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prediction {
-    /// A cached block fits; it starts at this address.
+    /// Cached memory serves the request; its block starts at this address.
     Hit(u64),
     /// The collector runs and releases segments.
     Collect(Collection),
-    /// The limit forbids the segment, or the device has no room for it. Contains the first segment that
-    /// the request would release, if that is an oversize block of its stream.
+    /// The limit forbids the segment, or the device has no room for it. Contains the address of the first
+    /// segment that the request would release, if that is an oversize block of its stream.
     Limit(Option<u64>),
-    /// A segment is requested from the driver.
+    /// A segment or pages are requested from the driver.
     Grow,
     /// Nothing is released or allocated: for zero bytes, for more than the largest request, and if
     /// `throw_on_cudamalloc_oom` rejects the request.
@@ -42,7 +42,7 @@ pub struct Collection {
     pub addresses: Vec<u64>,
     /// Their total bytes.
     pub bytes: u64,
-    /// The number of free segments of the default pool: those that an explicit `empty_cache` would
+    /// The number of free fixed segments of the default pool, which an explicit `empty_cache` would
     /// release.
     pub idle_segments: usize,
     /// True if the request can be served afterwards, so that nothing more is released.
@@ -148,7 +148,7 @@ impl Engine {
     }
 }
 
-/// Adds the segments of a heap. The caller holds its lock.
+/// Adds the segments of a heap to `into`. The caller holds the heap's lock.
 pub(super) fn add_segments(cell: &HeapCell, state: &HeapState, into: &mut Vec<SegmentLayout>) {
     for head in state.heap.segment_heads() {
         let first = state.heap.view(head);
@@ -181,14 +181,15 @@ pub(super) fn add_segments(cell: &HeapCell, state: &HeapState, into: &mut Vec<Se
 }
 
 impl Drop for Engine {
-    /// Releases every segment to the driver, including those with live blocks: their allocations can no
-    /// longer be freed. Waits for pending events first.
+    /// Waits for pending events. Then releases every segment, including those with live blocks: their
+    /// allocations can no longer be freed.
     fn drop(&mut self) {
-        // Open scopes would prevent the wait for the device. Scopes of captures are left open.
+        // Open scopes would prevent the wait for the device. During a capture all are left open.
         if !self.scopes.any_capture() {
             self.scopes.close_all();
         }
-        // A drop cannot report errors: memory that the driver fails to release leaks.
+        // Errors are ignored here, because a drop cannot report them. Memory that the driver fails to
+        // release leaks.
         let _ = self.drain_events(None);
         for segment in self.layout() {
             let SegmentLayout { address, size_bytes, stream, pool, .. } = segment;
@@ -209,7 +210,7 @@ impl Drop for Engine {
     }
 }
 
-/// Returns how an expandable segment would grow for a request without a fitting block, and the address.
+/// Returns how an expandable segment would grow for a request, and the address of its block.
 fn growing(cell: &HeapCell, plan: &Plan) -> Option<(Growing, u64)> {
     let heap = &cell.lock().heap;
     let start = heap.room_for(plan.kind, plan.rounded_bytes)?;
@@ -221,12 +222,12 @@ impl Recording for Engine {
         &self.history
     }
 
-    /// See [`Recording::snapshot`](crate::allocator::Recording::snapshot). Locks all heaps at once; no
-    /// thread that holds a heap's lock waits for another lock of a heap.
+    /// See [`Recording::snapshot`](crate::allocator::Recording::snapshot). Locks all heaps at once, under
+    /// the growth lock: without it, no thread that holds a heap's lock waits for that of another heap.
     fn snapshot(&self) -> Snapshot {
         // Frees are recorded after their heap was unlocked. No lock is held while this waits for them,
         // because a stack provider may allocate. The number of tries is bounded, because stack providers
-        // of two threads may both take a snapshot.
+        // of two threads may both take a snapshot and wait for each other.
         let taken = (0..LATE_MAX).find_map(|_| {
             let taken = self.snapshot_unless(|| self.history.any_late());
             if taken.is_none() {

@@ -1,8 +1,9 @@
 //! Installs a layout of another allocator: segments with live and free blocks at given offsets.
 //!
-//! For replays of recordings that start late. Each segment is allocated from the driver again, whole, in
-//! the order of the layout. The driver determines the addresses; blocks keep their offsets. No other
-//! thread may use the engine during the call.
+//! For replays of recordings that start when blocks are already live. Each fixed segment is allocated
+//! from the driver again, whole, in the order of the layout; the pages of expandable ones are mapped. The
+//! driver determines the addresses; blocks keep their offsets. No other thread may use the engine during
+//! the call.
 
 use parking_lot::MutexGuard;
 
@@ -24,7 +25,7 @@ pub struct Installed {
     pub allocation: Allocation,
 }
 
-/// The maximum number of unmapped holes in one reservation, because each is searched for.
+/// The maximum number of unmapped holes in one reservation. Each hole costs a search of the heap.
 const HOLES_MAX: usize = 4096;
 
 impl Engine {
@@ -162,7 +163,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Frees a block that was allocated for this call only, unless another thread freed its address.
+    /// Frees a block that was allocated for this call only, unless it is no longer live.
     fn free_placeholder(&self, cell: &HeapCell, state: &mut HeapState, made: &Allocation) {
         let Token([_, index, generation]) = made.token();
         let id = BlockId { index, generation };
@@ -185,8 +186,8 @@ fn moved(segment: &SegmentLayout, address: u64) -> SegmentLayout {
     here
 }
 
-/// Groups the segments: fixed ones alone, mapped ranges with those of the same reservation, in address
-/// order.
+/// Groups the segments of a layout in address order: each fixed one alone, mapped ranges with those that
+/// may be of the same reservation.
 pub fn groups(
     layout: &[SegmentLayout],
     device_total_bytes: u64,

@@ -1,4 +1,4 @@
-//! Log lines of the engine: driver calls that a miss makes, and steps of the ladder.
+//! Log lines of the engine: driver calls that a miss makes, and the steps of a miss.
 
 use log::Level;
 
@@ -10,7 +10,7 @@ use crate::diagnostics::note;
 use crate::error::DriverError;
 
 impl Engine {
-    /// Logs a line about memory of a heap.
+    /// Logs a line with the heap's device, stream and pool.
     pub(super) fn note(&self, cell: &HeapCell, text: impl FnOnce() -> String) {
         note(Level::Debug, || {
             let (device, stream, pool) = (self.device.device, cell.stream(), cell.pool());
@@ -18,7 +18,7 @@ impl Engine {
         });
     }
 
-    /// Logs the result of a driver call, or of a call of the pool's own allocator, in a miss.
+    /// Logs whether the driver, or the pool's own allocator, allocated a segment.
     pub(super) fn note_segment(
         &self,
         cell: &HeapCell,
@@ -34,7 +34,8 @@ impl Engine {
         });
     }
 
-    /// Logs that a segment or pages were not requested from the driver.
+    /// Logs that a segment or pages were not requested from the driver, because the limit or a setting
+    /// forbids it.
     pub(super) fn note_refusal(
         &self,
         growth: &Growth,
@@ -54,7 +55,7 @@ impl Engine {
         });
     }
 
-    /// Logs a step of the ladder and the bytes that it released.
+    /// Logs a step of a miss and the bytes that it released.
     pub(super) fn note_step(&self, step: &str, released_bytes: u64) {
         note(Level::Debug, || {
             let device = self.device.device;

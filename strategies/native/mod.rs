@@ -1,15 +1,14 @@
 //! The caching engine of one device: heaps by stream, growth, pressure, limits, events.
 //!
-//! A hit locks one heap and calls no driver: `engine`. Everything else happens under the growth lock,
-//! one miss at a time: `growth` allocates segments, `expandable` maps pages, `pressure` is the sequence
-//! of steps of a miss. `release` and `collect` release segments, `events` waits for other streams, `oom`
-//! reports failures. `sharing` and `imports` share blocks with other processes, `peers` with other
-//! devices. `per_thread` handles per-thread default streams. `policy` contains the settings that a hit
-//! needs. `Growth::is_exact` lists the differences under `compat:pytorch`.
+//! A hit locks one heap and calls no driver: `engine`. A miss (`pressure`) tries several steps under the
+//! growth lock: `growth` allocates segments, `expandable` maps pages. `release` and `collect` release
+//! free memory, `events` handles freed blocks that wait for other streams, `oom` reports failures.
+//! `sharing` and `imports` share blocks with other processes, `peers` with other devices. `per_thread`
+//! handles per-thread default streams. `policy` contains the settings that a hit needs.
+//! `Growth::is_exact` lists the differences under `compat:pytorch`.
 //!
 //! Lock order: growth, imports, event queue, one heap, ledger, history. A second heap is locked only by
-//! `try_lock`, or with the growth lock held, in ascending order. No lock is held while callbacks or
-//! observers run.
+//! `try_lock` or with the growth lock held. No lock is held while callbacks or observers run.
 //!
 //! Not in this module: rounding rules (`size`), bookkeeping of blocks (`heap`), parsing (`config`).
 

@@ -17,7 +17,7 @@ use crate::stats::{ALL, CounterIndex};
 
 impl Engine {
     /// Counts the failure and collects all numbers that explain it. The caller holds the growth lock and
-    /// no heap.
+    /// no heap's lock.
     pub(super) fn report_out_of_memory(
         &self,
         growth: &mut Growth,
@@ -109,7 +109,7 @@ impl Engine {
     }
 }
 
-/// Returns the free bytes of a heap, and the used bytes in the same segments.
+/// Returns the free bytes of a heap, if any, and the other bytes of the same segments.
 fn free_ranges(heap: &Heap, cell: &HeapCell) -> Option<FreeRanges> {
     let mut all = FreeRanges { stream: cell.stream(), pool: cell.pool(), ..FreeRanges::default() };
     for head in heap.segment_heads() {

@@ -1,8 +1,8 @@
 //! Access from other devices to this device's memory.
 //!
-//! Plain allocations are accessible to a peer once the driver has enabled it; mapped pages are opened
-//! range by range. The growth lock protects the list of peers and the mapping of pages. So no page is
-//! mapped between opening the existing pages and adding the peer to the list.
+//! Fixed segments are accessible to a peer once the driver has enabled its access; mapped pages are
+//! opened range by range. The growth lock protects the list of peers and the mapping of pages. So no page
+//! is mapped between opening the existing pages and adding the peer to the list.
 
 use super::engine::Engine;
 use crate::allocator::PeerAccess;
@@ -28,7 +28,7 @@ impl PeerAccess for Engine {
 }
 
 impl Engine {
-    /// Opens all mapped pages to the device. The caller holds the growth lock.
+    /// Opens all mapped pages, own and imported, to the device. The caller holds the growth lock.
     fn open_pages_to(&self, device: DeviceId) -> Result<(), DriverError> {
         let Some(memory) = self.driver.virtual_memory() else { return Ok(()) };
         let mut opened = 0u64;

@@ -1,14 +1,15 @@
 //! CUDA's per-thread default stream: one handle, but a separate stream for each thread.
 //!
-//! Threads share the heap of such a handle, and nothing orders their work. So each of its blocks counts
-//! as used by the stream itself. Freeing a block records an event on the freeing thread, and the block
-//! can be reused when that event has passed. Callers must order work of other threads before the free.
+//! Threads share the heap of this handle, and nothing orders their work. So each block of that heap
+//! counts as used by the stream itself. Freeing a block records an event on the freeing thread's stream,
+//! and the block can be reused when that event has passed. Callers must order work of other threads
+//! before the free.
 //!
-//! A block that is freed while that stream is captured waits for the end of the capture. A graph orders
-//! only the work of one thread, and the next user of the memory may be another thread.
+//! A block that is freed while the freeing thread's stream is captured waits for the end of the capture:
+//! a graph orders the work of one thread only, and another thread may use the memory next.
 //!
-//! Hits of the default pool on all other streams skip this check: the table finds no such heap for them.
-//! A request in a private pool queries the driver.
+//! Hits of the default pool on other streams check nothing: the table by stream does not contain heaps of
+//! per-thread default streams. Requests in private pools check with the driver.
 
 use super::cell::{HeapCell, HeapKey};
 use super::engine::Engine;
@@ -19,7 +20,7 @@ use crate::heap::{Heap, Slot, StreamUse};
 use crate::ids::{PoolId, StreamId};
 
 impl Engine {
-    /// Allocates in the default pool on a stream that the table does not find: a new one, or a
+    /// Allocates in the default pool on a stream that is not in the table by stream: a new one, or a
     /// per-thread default stream.
     #[cold]
     #[inline(never)]
@@ -80,20 +81,20 @@ impl Engine {
         }
     }
 
-    /// Returns true if the caller may neither wait nor release memory on behalf of a heap's stream, on
-    /// any thread.
+    /// Returns true if a capture forbids waiting for a heap's stream and releasing the heap's memory. A
+    /// capture of any thread does so for a per-thread default stream in a private pool.
     pub(super) fn may_not_be_released(&self, cell: &HeapCell) -> bool {
         let foreign = self.scopes.any_capture() && self.may_be_in_use(cell);
         foreign || self.is_captured(cell.stream())
     }
 
-    /// Returns true if free memory of a heap may be in use by per-thread streams of other threads. In
-    /// the default pool all free memory is new or has passed its events.
+    /// Returns true if per-thread default streams of other threads may still use free memory of a heap.
+    /// In the default pool all free memory is new or has passed its events.
     fn may_be_in_use(&self, cell: &HeapCell) -> bool {
         cell.pool() != PoolId::DEFAULT && self.driver.is_per_thread_stream(cell.stream())
     }
 
-    /// Waits for all work on free memory of a heap, of all threads.
+    /// Waits for the work of all threads that may still use free memory of a heap.
     ///
     /// # Errors
     ///

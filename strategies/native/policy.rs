@@ -1,5 +1,5 @@
-//! The settings that a hit needs: a small value that is copied into each heap. A miss reads the settings
-//! themselves.
+//! The settings that a hit needs: a small value that is copied into each heap. A miss also reads
+//! `Settings`.
 
 use crate::allocator::PoolOptions;
 use crate::config::{Reserve, Settings, Ties};
@@ -12,8 +12,8 @@ pub(super) struct HitPolicy {
     pub(super) roundup: RoundupDivisions,
     pub(super) rules: FitRules,
     pub(super) ties: TieRule,
-    /// True if searches of the large pool advance the collector's clock: only while there is a limit and
-    /// a threshold.
+    /// True if searches for large blocks advance the garbage collector's clock: only in the default pool,
+    /// and only while there is a limit and a threshold.
     pub(super) clock_runs: bool,
 }
 
@@ -37,8 +37,8 @@ impl HitPolicy {
         }
     }
 
-    /// Returns the policy for a private pool. Only the default pool is ever collected, and memory of a
-    /// pool's own allocator cannot be mapped page by page.
+    /// Returns the policy for a private pool. The garbage collector handles only the default pool, and
+    /// memory of a pool's own allocator cannot be mapped page by page.
     pub(super) fn in_pool(mut self, options: &PoolOptions) -> Self {
         self.rules.expandable &= options.allocator.is_none();
         self.rules.rest_min_bytes =
@@ -47,7 +47,7 @@ impl HitPolicy {
         self
     }
 
-    /// Returns true if sizes are rounded to multiples of 512 B only, no block is oversize and the
+    /// Returns true if sizes are rounded to multiples of 512 B only, no block is oversize and the garbage
     /// collector's clock stands still.
     pub(super) fn is_plain(&self) -> bool {
         let rounds_to_steps = self.roundup.divisions().iter().any(|&divisions| divisions > 1);
@@ -66,7 +66,7 @@ impl HitPolicy {
 ///
 /// Source: PyTorch's `expandable_segments_reserve`.
 pub(super) fn reserve_bytes(configured: Option<Reserve>, device_total_bytes: u64) -> u64 {
-    // Half of a process's address space is more than any device needs.
+    // 64 TiB is half of a process's address space, and more than any device needs.
     let most = device_total_bytes.saturating_add(device_total_bytes / 8).min(64 * TIB);
     match configured {
         None => most,

@@ -1,17 +1,16 @@
 //! Private pools: their users, their heaps, and how requests are routed to them.
 //!
-//! A pool is a set of heaps, one for each stream that allocated in it, under the same rules as the
-//! default pool. The growth lock protects the table of pools. A pool's own allocator
-//! (`SegmentAllocator`) is user code and is called with no lock held.
+//! A pool is a set of heaps, one for each stream that allocated in it. The growth lock protects the table
+//! of pools. A pool's own allocator (`SegmentAllocator`) is user code and is called with no lock held.
 //!
-//! A **scope** routes requests to a pool. An open scope stores its pool's heaps, so a request that finds
-//! a free block does not take the growth lock.
+//! A **scope** routes requests to a pool. An open scope stores its pool's heaps, so a request that it
+//! routes and that finds a free block does not take the growth lock.
 //!
 //! A pool has a count of **users**: its creator, each `retain_pool` and each opened scope; `release_pool`
 //! removes one. A request on a stream under capture, or a checkpoint, **pins** the pool: while it has
 //! users, its memory is not released, because the graph or checkpoint refers to its addresses. A pool
-//! without users is **freeable**: its free memory is released whenever the allocator releases cached
-//! memory to the driver.
+//! without users is **freeable**: its free memory is released by `empty_cache`, by `empty_pool` and in
+//! the last step of a miss.
 //!
 //! Once a freeable pool is empty, its heaps are reused by other pools, so the number of pools over time
 //! is unlimited. A heap's key (pool and stream) is checked under the heap's lock, which detects a heap
@@ -43,8 +42,9 @@ use crate::scopes::Routed;
 pub(super) struct PoolHeaps {
     pub(super) pool: PoolId,
     numbers: RwLock<Vec<(StreamId, u32)>>,
-    /// True if a graph was captured in the pool or a checkpoint was taken. These refer to addresses of
-    /// freed blocks, so the pool releases no memory while it has users.
+    /// True if the pool served a request during a capture, or a checkpoint of it was taken or restored.
+    /// The graph or checkpoint refers to addresses of freed blocks, so the pool releases no memory while
+    /// it has users.
     pinned: AtomicBool,
 }
 
@@ -58,14 +58,13 @@ impl PoolHeaps {
     }
 }
 
-/// One private pool.
 #[derive(Debug)]
 pub(super) struct PrivatePool {
     heaps: Arc<PoolHeaps>,
     users: u32,
     options: PoolOptions,
-    /// The number of requests being served outside of the hot path. The pool is not removed until this
-    /// is 0.
+    /// The number of misses in this pool and of tracker calls about it that are in progress. The pool is
+    /// not removed until this is 0.
     busy: u32,
     open: bool,
 }
@@ -87,7 +86,7 @@ impl Pools {
         self.by_id.get_mut(&pool).ok_or_else(|| PoolError::missing(pool))
     }
 
-    /// Returns the pool, or an error if it has no users.
+    /// Returns the pool, or an error if it is unknown or has no users.
     pub(super) fn in_use(&mut self, pool: PoolId) -> Result<&mut PrivatePool, PoolError> {
         let found = self.get_mut(pool)?;
         if found.users == 0 { Err(PoolError::Released { pool }) } else { Ok(found) }
@@ -101,13 +100,13 @@ impl Pools {
         }
     }
 
-    /// Returns true if a pool has users and graphs or checkpoints refer to addresses of its freed
+    /// Returns true if a pool has users, and graphs or checkpoints may refer to addresses of its freed
     /// blocks.
     pub(super) fn is_pinned(&self, pool: PoolId) -> bool {
         self.by_id.get(&pool).is_some_and(|found| found.users > 0 && found.heaps.is_pinned())
     }
 
-    /// Marks a pool as busy while a miss in it is handled, or removes one such mark.
+    /// Adds one to the pool's `busy` count, or subtracts one.
     pub(super) fn set_busy(&mut self, pool: PoolId, busy: bool) {
         if let Some(found) = self.by_id.get_mut(&pool) {
             found.busy = if busy { found.busy + 1 } else { found.busy - 1 };
@@ -119,7 +118,6 @@ impl Pools {
         self.options_of(pool)?.allocator.clone()
     }
 
-    /// Returns the options of a private pool.
     pub(super) fn options_of(&self, pool: PoolId) -> Option<&PoolOptions> {
         self.by_id.get(&pool).map(|found| &found.options)
     }
@@ -133,8 +131,8 @@ impl Pools {
         self.by_id.values().filter(helping).map(|pool| &pool.heaps)
     }
 
-    /// Returns true if free segments of a pool with users may be released under pressure: no graph or
-    /// checkpoint refers to their addresses, and the segments came from the driver.
+    /// Returns true if a private pool is not pinned and its segments came from the driver. Under pressure
+    /// its free segments may then be released even if it has users.
     pub(super) fn may_shrink(&self, pool: PoolId) -> bool {
         self.by_id.get(&pool).is_some_and(|p| !p.heaps.is_pinned() && p.options.allocator.is_none())
     }
@@ -150,8 +148,8 @@ impl Pools {
 }
 
 impl Engine {
-    /// Serves a request off the hot path: blocks wait for events, a scope is open, a capture is active,
-    /// or the request names a pool or an address.
+    /// Serves a request off the hot path: because events are pending, a scope is open, freed blocks are
+    /// deferred, or the request names a pool or an address.
     #[cold]
     pub(super) fn allocate_checked(&self, request: Request) -> Result<Allocation, AllocError> {
         check_size(request.bytes)?;
@@ -168,8 +166,8 @@ impl Engine {
         }
     }
 
-    /// Finishes waiting blocks that can be freed, and returns the private pool to which scopes route a
-    /// request on this stream.
+    /// Frees waiting blocks that can be freed by now. Returns the private pool to which scopes route a
+    /// request on this stream, if any, and the stream's capture status.
     #[inline]
     pub(super) fn route(&self, stream: StreamId) -> Result<Routed<Arc<PoolHeaps>>, DriverError> {
         let routed = self.scopes.route(stream)?;
@@ -234,7 +232,6 @@ impl Engine {
         Ok(cell)
     }
 
-    /// Returns the heaps of a pool.
     pub(super) fn heaps_of(&self, growth: &Growth, pool: PoolId) -> Vec<&HeapCell> {
         if pool == PoolId::DEFAULT {
             return self.heaps.of_default_pool();
@@ -247,7 +244,7 @@ impl Engine {
         cells
     }
 
-    /// Returns the heaps of all pools: first those of the default pool, then by id.
+    /// Returns the heaps of the default pool, then those of the private pools by pool id.
     pub(super) fn all_heaps(&self, growth: &Growth) -> Vec<&HeapCell> {
         let private = growth.pools.by_id.keys().flat_map(|pool| self.heaps_of(growth, *pool));
         self.heaps.of_default_pool().into_iter().chain(private).collect()
@@ -260,7 +257,7 @@ impl Engine {
         self.heaps.get(*number)
     }
 
-    /// Removes pools that have neither users nor blocks.
+    /// Removes pools that have no users, no blocks and no open scope, and are not busy.
     pub(super) fn forget_empty_pools(&self, growth: &mut MutexGuard<'_, Growth>) {
         let mut forgotten = Vec::new();
         for pool in growth.pools.freeable() {
@@ -275,7 +272,7 @@ impl Engine {
                 continue;
             }
             for cell in cells {
-                // A thread that found this heap before now gets an error from `lock_at`.
+                // A thread that has already looked up this heap will get an error from `lock_at`.
                 let policy = cell.lock().policy;
                 cell.move_to(HeapKey { pool: PoolId::NONE, stream: cell.stream() }, policy);
                 growth.pools.spare.push(cell.number);
@@ -385,7 +382,8 @@ impl PrivatePools for Engine {
         Ok(())
     }
 
-    /// Waits for the events of the pool's blocks and releases its free memory.
+    /// Waits for the events of the pool's blocks and releases its free memory. Does nothing while the
+    /// pool has users or a capture is active.
     fn empty_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         let _lines = diagnostics::lines();
         let _context = self.history.of_free();

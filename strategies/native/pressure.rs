@@ -47,8 +47,8 @@ impl Engine {
         let capturing = self.is_captured(request.stream);
         let mut growth = self.growth.lock();
         let (plan, refusal) = loop {
-            // While this thread waited for the growth lock, another miss may have grown this heap, or
-            // the private pool may have been removed.
+            // While this thread waited, another miss may have added memory to this heap, or the private
+            // pool may have been removed.
             let policy = {
                 let mut state = cell.lock_at(key)?;
                 if let Some(found) = self.search(cell, &mut state, request.bytes) {
@@ -58,7 +58,7 @@ impl Engine {
             };
             let plan = Plan { capturing, ..Plan::new(request.bytes, &policy, &growth.settings) };
             growth.pools.set_busy(key.pool, true);
-            // If a pool's own allocator panics, the mark must still be removed.
+            // If a pool's own allocator panics, the busy mark must still be removed.
             let step =
                 catch_unwind(AssertUnwindSafe(|| self.try_miss_steps(&mut growth, cell, &plan)));
             growth.pools.set_busy(key.pool, false);
@@ -115,7 +115,7 @@ impl Engine {
             return Ok(Err(refusal));
         }
         // A draining block can serve the request only if the reserved bytes suffice for it. A lowered
-        // limit may be below the reserved bytes, so this can help even if no segment is allowed.
+        // limit may be below the reserved bytes, so waiting can help even if no segment may be allocated.
         let may_drain = self.attention.any_event() && plan.rounded_bytes <= growth.reserved_bytes();
         if is_hopeless && !may_drain {
             return Ok(Err(refusal));
@@ -132,8 +132,8 @@ impl Engine {
             return drained.map(|()| Err(refusal));
         }
         match (self.release_and_grow(growth, cell, plan)?, drained) {
-            // Returns the error of the wait, because a block still waiting might have served the
-            // request: "out of memory" would be wrong.
+            // Returns the error of the wait, not "out of memory": a block that still waits might have
+            // served the request.
             (Err(_), Err(error)) => Err(error),
             (step, _) => Ok(step),
         }
@@ -166,7 +166,7 @@ impl Engine {
         self.release_and_grow(&mut growth, cell, &plan).ok()?.ok()
     }
 
-    /// Searches the free blocks of pools with `use_on_oom`.
+    /// Allocates a free block of a pool with `use_on_oom`, if one fits.
     fn search_helpers(&self, growth: &Growth, plan: &Plan, stream: StreamId) -> Option<Allocation> {
         growth.pools.helpers().find_map(|heaps| {
             let cell = self.heap_in(heaps, stream)?;
@@ -180,8 +180,8 @@ impl Engine {
         })
     }
 
-    /// Searches the heap once more. Counts neither a hit nor a tick of the garbage collector's clock.
-    /// Separate from `allocate_by_policy`, which counts both.
+    /// Searches the heap again and allocates the block it finds. Unlike `allocate_by_policy`, counts no
+    /// hit and does not advance the garbage collector's clock.
     fn search(
         &self,
         cell: &HeapCell,
@@ -204,8 +204,8 @@ impl Engine {
     }
 }
 
-/// Ignores the error if a capture prevented part of the release, because the part released may be
-/// enough.
+/// Returns `kept` instead of the error if a capture prevented part of the release, because the part
+/// released may be enough.
 fn past_captures<T>(released: Result<T, DriverError>, kept: T) -> Result<T, DriverError> {
     released.or_else(|error| match error.kind() {
         DriverErrorKind::CaptureActive => Ok(kept),

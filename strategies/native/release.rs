@@ -1,8 +1,8 @@
-//! Releasing free segments to the driver: all of them, or oversize blocks only.
+//! Releasing free segments and pages to the driver: all of them, or oversize blocks only.
 //!
-//! Candidates are found heap by heap and released one by one. Each is removed under the heap's lock,
-//! announced to trackers and freed in the driver with no heap locked. If the driver fails, it is
-//! restored unchanged.
+//! Candidates are found heap by heap and released one by one. Each segment is removed under the heap's
+//! lock, announced to trackers and freed in the driver with no heap locked. If the driver fails, the
+//! segment is restored unchanged.
 
 use parking_lot::MutexGuard;
 
@@ -33,7 +33,8 @@ enum Idle<'a> {
 }
 
 impl Engine {
-    /// Returns the free segments of a kind in these heaps, in (size, address) order within each.
+    /// Returns the free fixed segments of a kind in these heaps. Within each heap they are in the order
+    /// in which requests use them, the smallest first.
     pub(super) fn idle_segments<'a>(cells: &[&'a HeapCell], kind: PoolKind) -> Vec<Candidate<'a>> {
         let mut found = Vec::new();
         for cell in cells {
@@ -48,13 +49,13 @@ impl Engine {
     }
 
     /// Releases the free memory of the default pool (large segments first), then of pools without users.
-    /// Then releases that of `also`, the private pool of a request, unless it is pinned or has its own
-    /// allocator. Memory that captured streams may use is kept.
+    /// Then, except under `compat:pytorch`, releases that of `also`, the private pool of a request,
+    /// unless it is pinned or has its own allocator. Memory that captured streams may use is kept.
     ///
     /// # Errors
     ///
-    /// [`DriverError`]; of the kind `CaptureActive` if this thread may not wait for some of the memory,
-    /// or a capture has begun since. All the rest was released then.
+    /// [`DriverError`]; of the kind `CaptureActive` if a capture prevented the release of some memory.
+    /// All other free memory was released then.
     pub(super) fn release_idle(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -78,7 +79,6 @@ impl Engine {
         kept
     }
 
-    /// Releases the free memory of a private pool.
     pub(super) fn release_pool_memory(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -97,7 +97,7 @@ impl Engine {
         kinds: [PoolKind; 2],
     ) -> Result<(), DriverError> {
         let mut cells = self.heaps_of(growth, pool);
-        // The thread may not wait for a stream that is being captured.
+        // The thread may not wait for captured streams, so their memory cannot be released.
         cells.retain(|cell| !self.may_not_be_released(cell));
         let mut idle = Vec::new();
         for kind in kinds {
@@ -115,7 +115,8 @@ impl Engine {
         kept
     }
 
-    /// Releases one segment, unless a request has taken it. Returns the number of bytes released.
+    /// Releases one segment. Returns the number of bytes released: 0 if a request has taken the segment
+    /// or `may_release` forbids it.
     pub(super) fn release(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -156,8 +157,8 @@ impl Engine {
     }
 
     /// Releases oversize blocks of the request's own heap, if `max_split_size_mb` is set. Releases the
-    /// smallest one that is large enough, or otherwise from the largest down until the sum is enough.
-    /// Returns true if it is enough.
+    /// smallest one that is large enough, or otherwise from the largest down until the sum is large
+    /// enough. Returns true if the released bytes are enough.
     ///
     /// Source: PyTorch's `max_split_size_mb`.
     pub(super) fn release_oversize(
@@ -182,7 +183,8 @@ impl Engine {
         done.map(|()| released >= wanted)
     }
 
-    /// Returns the candidates of [`release_oversize`](Self::release_oversize), in its order.
+    /// Returns the candidates of [`release_oversize`](Self::release_oversize), in the order of their
+    /// release.
     pub(super) fn oversize<'a>(
         growth: &Growth,
         cell: &'a HeapCell,
@@ -203,7 +205,8 @@ impl Engine {
     }
 }
 
-/// Stores an error that a capture caused and continues, so that the rest is still released.
+/// Stores an error that a capture caused in `kept` and returns `Ok`, so that the caller releases the
+/// rest. Returns any other error.
 fn note_capture_error(
     released: Result<(), DriverError>,
     kept: &mut Result<(), DriverError>,
@@ -215,8 +218,7 @@ fn note_capture_error(
     Ok(())
 }
 
-/// Adds the whole pages inside free blocks of a kind, in (size, address) order of the blocks of each
-/// heap.
+/// Adds the whole pages inside free blocks of a kind to `idle`, smallest block first within a heap.
 fn add_idle_pages<'a>(cells: &[&'a HeapCell], kind: PoolKind, idle: &mut Vec<Idle<'a>>) {
     for cell in cells {
         let state = cell.lock();

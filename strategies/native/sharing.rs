@@ -2,8 +2,8 @@
 //!
 //! A block of a fixed segment is shared by the driver's IPC handle of that segment. A block of an
 //! expandable segment is shared by its pages: by file descriptors, which [`sharing`](crate::sharing)
-//! transfers, or by fabric handles. Both are done under the growth lock, so that no segment or page is
-//! released during that. No lock is held while waiting for the other process.
+//! transfers, or by fabric handles. A block is shared under the growth lock, so that its segment or pages
+//! are not released meantime. No lock is held while waiting for the other process.
 
 use std::sync::{Arc, OnceLock};
 
@@ -140,7 +140,7 @@ impl Engine {
             return Err(SharingError::TooManyPages { pages: count, most });
         }
         let addresses = (0..count).map(|page| first + page * page_bytes);
-        // All pages are checked before the first is exported, so that a call that fails exports nothing.
+        // All pages are checked before the first is exported, so a failed check leaves none exported.
         let stays = |page: &u64| {
             growth.pages.get(page).is_none_or(|page| page.exportable == Exportable::No)
         };

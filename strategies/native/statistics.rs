@@ -56,8 +56,7 @@ fn plus(a: CounterValues, b: CounterValues) -> CounterValues {
 }
 
 impl Growth {
-    /// Resets the counters of private pools. Removes those of pools that hold no memory and had no
-    /// changes since the last reset.
+    /// Resets the reserved-byte counters of private pools, and removes those that are then zero.
     fn reset_pools(&mut self, reset: fn(&mut PerPool)) {
         self.reserved_by_pool.values_mut().for_each(reset);
         self.reserved_by_pool.retain(|_, reserved| reserved.all != Counter::default());
@@ -66,7 +65,7 @@ impl Growth {
 
 impl Counters for Engine {
     /// Returns all counters. Exact if no call overlaps. With overlapping calls each heap is read at a
-    /// different moment, and peaks may be too high by the unused room of heaps in mid-call.
+    /// different moment, and peaks may be too high, never too low.
     fn statistics(&self) -> Statistics {
         let growth = self.growth.lock();
         let mut fold = Fold::default();
@@ -99,7 +98,7 @@ impl Counters for Engine {
         statistics
     }
 
-    /// Sets every peak to its current value. Locks all heaps briefly.
+    /// Sets every peak to its current value. Holds the locks of all heaps at once.
     fn reset_peaks(&self) {
         let mut growth = self.growth.lock();
         let mut states: Vec<MutexGuard<'_, HeapState>> =
