@@ -5,9 +5,8 @@
 //! block is put back.
 //!
 //! Blocks are always looked up by address, even if the caller passes a handle. After a graph is
-//! destroyed, the driver may allocate the graph's memory again while the old block is still in the
-//! table. Only the address reveals that. Data that few blocks have (uses and captures) is stored outside
-//! the table.
+//! destroyed, the driver may allocate the graph's memory again while the old block is still in the table.
+//! Only the address reveals that. Data that few blocks have (uses and captures) is boxed.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -25,7 +24,6 @@ pub(super) struct Use {
     pub(super) capture: Option<u64>,
 }
 
-/// An allocated block.
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) bytes: u64,
@@ -54,12 +52,11 @@ impl Block {
         self.rare.is_none()
     }
 
-    /// Returns the capture in which the block was allocated.
+    /// Returns the capture in which the block was allocated, if any.
     pub(super) fn capture(&self) -> Option<u64> {
         self.rare.as_ref().and_then(|rare| rare.capture)
     }
 
-    /// Returns the uses by other streams.
     pub(super) fn uses(&self) -> &[Use] {
         self.rare.as_ref().map_or(&[], |rare| &rare.uses)
     }
@@ -72,7 +69,7 @@ impl Block {
         }
     }
 
-    /// Returns all streams that the block's free must follow, its own first.
+    /// Returns the block's own stream, then those of its uses.
     pub(super) fn streams(&self) -> impl Iterator<Item = StreamId> {
         std::iter::once(self.stream).chain(self.uses().iter().map(|by| by.stream))
     }
@@ -129,7 +126,7 @@ impl Blocks {
     }
 
     /// Undoes [`leave`](Self::leave) after the driver failed to free the block. Returns the block that
-    /// has got the same address since.
+    /// was allocated at the same address since, which leaves the table.
     pub(super) fn undo_leave(&mut self, block: Live<Block>) -> Option<Live<Block>> {
         self.counters.undo_leave(block.bytes);
         let replaced = self.live.put_back(block);
@@ -137,7 +134,7 @@ impl Blocks {
         replaced
     }
 
-    /// Keeps a removed block until a capture has ended.
+    /// Keeps a removed block in `deferred` until a capture has ended.
     pub(super) fn defer(&mut self, block: Live<Block>) {
         self.counters.begin_to_wait(block.bytes);
         self.deferred.push_back(block);

@@ -92,9 +92,9 @@ impl MallocAsyncAllocator {
     }
 
     /// Finds by trial the size of a large request that would succeed now. First tries all free memory of
-    /// the device and the pool together, then the larger of the two, then half as much after each
-    /// failure. At the end releases the memory that the pool has gained; the driver's peaks remain
-    /// raised.
+    /// the device and the pool together, at most up to the limit, then the larger of the two, then half
+    /// as much after each failure. At the end releases the memory that the pool has gained; the driver's
+    /// peaks remain raised.
     fn largest_that_fits(&self, free_bytes: u64) -> Result<u64, DriverError> {
         const LEAST: u64 = 512;
         let pools = self.memory_pools();
@@ -221,8 +221,8 @@ impl Caching for MallocAsyncAllocator {
 impl Counters for MallocAsyncAllocator {
     /// Live blocks and bytes are counted here, so they are exact even if other libraries use the same
     /// driver pool. Reserved bytes are the driver's and include memory of graphs. Their peak is the sum
-    /// of the pools' peaks, or an earlier sum from before a pool was destroyed: never too low. Small and
-    /// large are not counted separately.
+    /// of the pools' peaks, or an earlier, larger sum: it may be too high, never too low. Small and large
+    /// blocks are not counted separately.
     fn statistics(&self) -> Statistics {
         let reserved = sum(self.usage_of_main(), self.usage_of_private_pools());
         let counters = self.blocks.lock().counters;
@@ -251,7 +251,7 @@ impl Counters for MallocAsyncAllocator {
 
     fn reset_peaks(&self) {
         self.blocks.lock().counters.reset_peaks();
-        // Reset this first: a pool that is destroyed after this line stores a new value.
+        // Reset before the driver's marks: a pool that is retired after this line stores a new value.
         self.pools.lock().destroyed_high_bytes = 0;
         let pools = self.memory_pools();
         // If the driver fails, its high marks stay: peaks may be too high, never too low.

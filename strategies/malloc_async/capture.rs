@@ -3,11 +3,11 @@
 //! An allocation on a captured stream becomes a node of the graph. A free inside the same capture
 //! becomes a node that depends on all streams that use the block.
 //!
-//! The free cannot be placed on the block's stream itself: if that stream was joined to the capture's
-//! origin before, the free would be unjoined work, and the capture would fail at its end. So the free
-//! becomes a **leaf**: a node on which the stream does not depend. The stream's next allocation depends
-//! on the leaf; from there on, the graph may reuse the memory. A stream's capture dependencies are only
-//! added to, never replaced, because another thread may be submitting to the stream.
+//! The free cannot be placed on the block's stream itself: if that stream was already joined to the
+//! capture's origin stream, the free would be unjoined work, and the capture would fail at its end. So
+//! the free becomes a **leaf**: a node on which the stream does not depend. The stream's next allocation
+//! depends on the leaf; from there on, the graph may reuse the memory. A stream's capture dependencies
+//! are only added to, never replaced, because another thread may be submitting to the stream.
 //!
 //! No capture fails because of a free, whether the scope or the capture ends first.
 //!
@@ -62,7 +62,8 @@ impl Captures {
         self.deferred.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Removes all leaves, when the last scope was closed: only requests inside a scope attach leaves.
+    /// Removes all leaves when the last scope is closed, because only requests inside a scope attach
+    /// leaves.
     pub(super) fn forget_leaves(&self) {
         *self.leaves.lock() = HashMap::new();
     }
@@ -77,14 +78,15 @@ impl Captures {
         leaves.nodes.push(node);
     }
 
-    /// Removes and returns the leaves of a stream, so that its next node can depend on them.
+    /// Removes the leaves of a stream and returns those of `capture`, so that the next node can depend on
+    /// them.
     fn take_leaves(&self, stream: StreamId, capture: u64) -> Vec<NodeId> {
         let found = self.leaves.lock().remove(&stream);
         found.filter(|leaves| leaves.capture == capture).map_or_else(Vec::new, |found| found.nodes)
     }
 }
 
-/// Returns the capture's id for a capture status.
+/// Returns the capture id of a captured stream: `BROKEN` if the capture is invalidated.
 pub(super) fn capture_in(status: CaptureStatus) -> Option<u64> {
     match status {
         CaptureStatus::None => None,
@@ -99,7 +101,8 @@ impl MallocAsyncAllocator {
         capture_status_of(&*self.driver, stream).map(capture_in)
     }
 
-    /// Frees a block inside the capture that allocated it.
+    /// Frees a block inside the capture that allocated it. Defers the free if a use is outside of that
+    /// capture.
     pub(super) fn free_inside(
         &self,
         block: &Live<Block>,

@@ -9,7 +9,7 @@ use crate::stats::{Counter, OwnCounter, signed};
 pub(super) struct BlockCounters {
     /// Live blocks, and their bytes.
     pub(super) allocated: [Counter; 2],
-    /// The same for live and waiting blocks together.
+    /// Live and waiting blocks together, and their bytes.
     pub(super) active: [Counter; 2],
     pub(super) num_ooms: i64,
     pub(super) num_retries: i64,
@@ -25,7 +25,7 @@ impl BlockCounters {
         increase(&mut self.active, bytes);
     }
 
-    /// Counts a block that its caller freed.
+    /// Counts a block that leaves the table.
     #[inline]
     pub(super) fn leave(&mut self, bytes: u64) {
         decrease(&mut self.allocated, bytes);
@@ -38,7 +38,8 @@ impl BlockCounters {
         undo_decrease(&mut self.active, bytes);
     }
 
-    /// Counts a freed block that starts to wait for the end of a capture.
+    /// Undoes [`leave`](Self::leave) for `active` only, when the freed block starts to wait for the end
+    /// of a capture.
     pub(super) fn begin_to_wait(&mut self, bytes: u64) {
         undo_decrease(&mut self.active, bytes);
     }
@@ -48,7 +49,6 @@ impl BlockCounters {
         decrease(&mut self.active, bytes);
     }
 
-    /// Returns the bytes of live blocks.
     pub(super) fn live_bytes(&self) -> u64 {
         self.allocated[1].current.unsigned_abs()
     }

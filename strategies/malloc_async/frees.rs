@@ -1,8 +1,8 @@
 //! The paths of a free: on the block's own stream, after other streams, inside a capture, or deferred.
 //!
-//! A block that other streams used is freed on an internal stream that first waits for all of them, so
-//! that none of the users' streams waits. The driver then reuses its memory only after that work has
-//! completed.
+//! A block that other streams used is freed on an internal stream, the joining stream, after that stream
+//! waits for all of them. So no stream of the program waits, and the driver reuses the block's memory
+//! only after their work has completed.
 
 use super::blocks::{Block, Use};
 use super::{Joins, MallocAsyncAllocator, Note};
@@ -14,11 +14,11 @@ use crate::live_blocks::{BlockName, Live};
 use crate::tracepoints;
 
 impl MallocAsyncAllocator {
-    /// Frees a live block. On an error the block is unchanged.
+    /// Frees a live block, or defers its free, and returns its size. On an error the block is unchanged.
     pub(super) fn free_block(&self, name: BlockName) -> Result<u64, HandleError> {
         let _context = self.history.of_free();
-        // Taken before the driver frees the address. As soon as it is freed, another thread may allocate
-        // it, and that entry in the history must have a later time.
+        // The time is taken before the driver frees the address. As soon as it is freed, another thread
+        // may allocate it, and the history entry of that allocation must have a later time.
         let moment = self.history.moment();
         let block = self.blocks.lock().leave(name)?;
         tracepoints::free(name.address);
@@ -32,7 +32,7 @@ impl MallocAsyncAllocator {
         self.finish_free(block, outcome, moment).map(|()| bytes)
     }
 
-    /// Updates the tables, counters and history after the driver's reply: records a finished free, queues
+    /// Updates the table, counters and history by the outcome of a free: records a finished free, queues
     /// a deferred one, or restores the live block on an error.
     fn finish_free(
         &self,
@@ -97,14 +97,15 @@ impl MallocAsyncAllocator {
         self.free_after_all(block).map(|()| FreeOutcome::Freed)
     }
 
-    /// Frees a block that has uses, was allocated in a capture, or is freed while a scope is open.
+    /// Frees a block that may have uses, may have been allocated in a capture, or is freed while a scope
+    /// is open. Frees that must wait for the end of a capture are deferred.
     #[cold]
     pub(super) fn free_checked(&self, block: &Live<Block>) -> Result<FreeOutcome, DriverError> {
         let of_captures =
             block.capture().is_some() || block.uses().iter().any(|by| by.capture.is_some());
         if !of_captures && !self.scopes.any() {
-            // No scope is open, but a capture without a scope may be active. Joining a stream queries
-            // its capture status, which detects that.
+            // No scope is open, but a capture without a scope may be active. If other streams use the
+            // block, `join` queries their capture status and detects that.
             return self.free_in_driver(block).map(|()| FreeOutcome::Freed);
         }
         let mut now = self.capture_of(block.stream)?;
@@ -126,7 +127,7 @@ impl MallocAsyncAllocator {
                 return Ok(FreeOutcome::Deferred);
             }
         }
-        // A use inside a capture that is still active ends with the capture.
+        // A use inside a capture that is still active ends with the capture, so the free waits for that.
         if now.is_some() || self.any_use_active(block.uses())? {
             return Ok(FreeOutcome::Deferred);
         }
@@ -181,8 +182,8 @@ impl MallocAsyncAllocator {
     fn join(&self, join: StreamId, event: EventId, stream: StreamId) -> Result<(), DriverError> {
         match self.driver.record_event(event, stream) {
             // Another thread may have begun a capture on the stream before the event was recorded.
-            // Waiting for such an event would make the joining stream part of the capture. If the event
-            // was recorded before the capture began, it remains valid.
+            // Waiting for such an event would make the joining stream part of the capture. The error
+            // defers the free.
             Ok(()) if self.capture_of(stream)?.is_some() => Err(captured(stream)),
             Ok(()) => self.driver.wait_event(join, event).map_err(|error| match error.kind() {
                 // The event was recorded in a capture, and that capture has ended by now.
@@ -235,8 +236,8 @@ impl MallocAsyncAllocator {
         done
     }
 
-    /// Tries to free one deferred block, and if that succeeds, all of them. Requests inside a capture
-    /// call this, and checking every block each time would be too slow.
+    /// Tries to free one deferred block, and if that succeeds, all of them. Every request calls this
+    /// while blocks are deferred, and checking all of them each time would be too slow.
     pub(super) fn try_free_deferred(&self) {
         let Some(block) = self.blocks.lock().deferred.pop_front() else { return };
         match self.free_deferred_block(&block) {
@@ -264,9 +265,8 @@ impl MallocAsyncAllocator {
     }
 }
 
-/// Turns an error into a deferral if a capture is active. The block's stream may be captured, or may no
-/// longer exist. A stream that no longer exists requires a synchronization of the device, which would
-/// break the capture.
+/// Turns an error that a capture caused into a deferral. Either a stream of the block is captured, or it
+/// no longer exists: that requires a synchronization of the device, which would break the capture.
 fn or_later(outcome: Result<FreeOutcome, DriverError>) -> Result<FreeOutcome, DriverError> {
     outcome.or_else(|error| match error.kind() {
         DriverErrorKind::CaptureActive => Ok(FreeOutcome::Deferred),

@@ -1,16 +1,18 @@
 //! `backend:cudaMallocAsync`: the driver's own stream-ordered pools.
 //!
-//! The driver caches, splits and reuses memory. This strategy adds what the driver does not have: a
-//! table of live blocks, a limit, uses by other streams, scopes and the rules of graph captures. A
-//! request of `n` bytes is passed on as `n` bytes. Every request and every free is one driver call.
+//! The driver caches, splits and reuses memory. This strategy adds what the driver does not have: a table
+//! of live blocks, a limit, uses by other streams, scopes and the rules of graph captures. A request of
+//! `n` bytes is passed on as `n` bytes. Without scopes and uses by other streams, every request and every
+//! free is one driver call.
 //!
 //! `blocks` is the table of live blocks, `counters` their counters, `frees` the paths of a free.
 //! `capture` handles graphs, `pools` the private pools (one driver pool each). `pressure` handles
 //! requests that fail; `capabilities` implements the optional traits.
 //!
-//! Before memory is released, only the streams on which blocks were freed are synchronized, because
-//! synchronizing the device would break captures on all threads. The device is synchronized only if such
-//! a stream no longer exists or is a per-thread default stream, and no scope is open.
+//! Before memory is released, only the request's stream and those on which blocks were freed are
+//! synchronized, because synchronizing the device would break captures on all threads. The device is
+//! synchronized only if one of these streams no longer exists or is a per-thread default stream, and no
+//! scope is open.
 //!
 //! Source of the rules: PyTorch's `cudaMallocAsync` backend; CUDA programming guide, "Stream Ordered
 //! Memory Allocator".
@@ -52,7 +54,7 @@ pub struct MallocAsyncAllocator {
     device: DeviceInfo,
     owner: OwnerId,
     settings: RwLock<Settings>,
-    /// Serves every request that no scope routes to a private pool.
+    /// Serves every request that is not for a private pool.
     main: MainPool,
     blocks: Mutex<Blocks>,
     /// Each block is charged from its request until the driver has freed it.
@@ -60,13 +62,13 @@ pub struct MallocAsyncAllocator {
     pools: Mutex<Pools>,
     /// Each open scope stores the id of its pool. Scopes are opened and closed under `pools`.
     scopes: Scopes<PoolId>,
-    /// Locked shared during driver calls about a private pool, and exclusively while a private pool is
-    /// destroyed, because the driver may give the pool's id to a new pool at once. Locked before
-    /// `pools`.
+    /// Locked exclusively while private pools are destroyed, because the driver may give the pool's id to
+    /// a new pool at once. Locked shared during driver calls about a private pool that are made without
+    /// holding `pools`. Locked before `pools`.
     ending: RwLock<()>,
     captures: Captures,
     joins: Mutex<Joins>,
-    /// The last usage that the driver reported.
+    /// The last usage of the main pool and of graphs that the driver reported.
     usage: Mutex<DriverPoolUsage>,
     hooks: Hooks,
     pub(crate) history: Arc<History>,
@@ -80,19 +82,19 @@ struct MainPool {
     own: bool,
 }
 
-/// Resources for frees of blocks with several streams.
+/// Resources for frees of blocks that several streams use.
 #[derive(Debug, Default)]
 struct Joins {
-    /// The stream that waits for all the others; created at the first such free.
+    /// The internal joining stream, which waits for all the others; created at the first such free.
     stream: Option<StreamId>,
     /// Events that are not in use.
     spare: Vec<EventId>,
 }
 
-/// A legal but unusual event. PyTorch prints a warning for each kind.
+/// A legal but unusual case, which is counted. PyTorch prints a warning for each kind.
 #[derive(Clone, Copy, Debug)]
 enum Note {
-    /// A free was deferred until the end of a capture that did not allocate the block.
+    /// A free was deferred until the end of a capture.
     DeferredFree,
     /// A block that was allocated in a capture was freed after the capture had ended. CUDA does not
     /// launch the graph again until all memory that the graph allocated is freed.
@@ -118,13 +120,13 @@ impl Note {
 struct Route {
     pool: PoolId,
     driver_pool: DriverPoolId,
-    /// The capture that the request's stream is in, if the status was queried.
+    /// The capture that the request's stream is in, if any. `None` also if the status was not queried.
     capture: Option<u64>,
 }
 
 impl MallocAsyncAllocator {
-    /// Creates an allocator over the device's default pool, or over its own pool if the settings say so.
-    /// The pool keeps all memory until it is trimmed.
+    /// Creates an allocator over the device's default pool, or over its own pool if `settings` request
+    /// one. The pool keeps all memory until it is trimmed.
     ///
     /// # Errors
     ///
@@ -172,8 +174,8 @@ impl MallocAsyncAllocator {
         self.driver.memory_pools().expect("checked when the allocator was built")
     }
 
-    /// Serves a request with one driver call and one lock. Requests for a named pool, in an open scope or
-    /// with a deferred free pending are routed first.
+    /// Serves a request, normally with one driver call and one lock. If the request names a pool, a scope
+    /// is open or a free is deferred, its pool is found by `route_checked`.
     fn serve(&self, pool: Option<PoolId>, request: Request) -> AllocResult {
         let _context = self.history.of_request();
         request.check_size()?;
@@ -237,22 +239,24 @@ fn keep_everything(pools: &dyn MemoryPools, pool: DriverPoolId) -> Result<(), Dr
 }
 
 impl Drop for MallocAsyncAllocator {
-    /// Frees every block on its stream, even live ones, and trims the pools and the unused memory of
+    /// Frees every block in stream order, even live ones, and trims the pools and the unused memory of
     /// graphs. Restores the release threshold of the device's default pool if no other allocator uses
     /// that pool. Blocks that cannot be freed because of a capture stay allocated in the driver.
     fn drop(&mut self) {
-        // The synchronization below does not run while a scope is open. Scopes of captures stay open.
+        // The synchronization below does not run while a scope is open. During a capture all scopes stay
+        // open.
         if !self.scopes.any_capture() {
             self.scopes.close_all();
         }
-        // A drop cannot report errors: memory that the driver fails to free leaks.
+        // Errors are ignored here, because a drop cannot report them. Memory that the driver fails to
+        // free leaks.
         let _ = self.free_deferred();
         let (all, is_unused) = {
             let mut blocks = self.blocks.lock();
             (blocks.take_all(), blocks.is_unused())
         };
-        // An unused allocator has no work to wait for, so it does not synchronize. Synchronizing could
-        // break a capture of another allocator, for which this one has no scope.
+        // True also for an unused allocator: it has no work to wait for, and synchronizing could break a
+        // capture of another allocator, for which this one has no scope.
         let mut captured = is_unused && self.joins.lock().stream.is_none();
         for block in &all {
             captured |= matches!(self.capture_of(block.stream), Ok(Some(_)));
@@ -269,7 +273,7 @@ impl Drop for MallocAsyncAllocator {
             let _ = self.driver.destroy_stream(stream);
         }
         let pools = self.memory_pools();
-        // Pools that still have blocks of a capture are not destroyed.
+        // Pools that still have blocks, such as those of a capture, are not destroyed.
         for pool in self.pools.lock().driver_pools() {
             destroy_if_empty(pools, pool);
         }
@@ -278,8 +282,8 @@ impl Drop for MallocAsyncAllocator {
             destroy_if_empty(pools, self.main.id);
         } else {
             let _ = pools.keep_memory(self.main.id, false);
-            // Another allocator may still make this pool keep memory. Then the pool is trimmed to that
-            // amount only.
+            // Trimmed to the release threshold only, because another allocator may still make this pool
+            // keep memory.
             let kept = pools.release_threshold(self.main.id);
             let _ = kept.and_then(|kept_bytes| pools.trim(self.main.id, kept_bytes));
         }

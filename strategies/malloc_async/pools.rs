@@ -1,8 +1,8 @@
 //! Private pools: one driver pool each, and the scopes that route requests to them.
 //!
-//! Memory of a captured graph belongs to no driver pool. So a pool that only a capture uses exists only
-//! in this table; it gets a driver pool with its first request outside a graph. The driver requires a
-//! pool to be empty before it is destroyed.
+//! Memory of a captured graph belongs to no driver pool. So a pool that a scope creates exists only in
+//! this table until its first request outside a graph, which creates the driver pool. The driver requires
+//! a pool to be empty before it is destroyed.
 //!
 //! Checkpoints, blocks at exact addresses, pools over a user's allocator and pools that never split are
 //! refused, because they need control over the driver's segments.
@@ -27,8 +27,8 @@ pub(super) struct Pools {
     peers: Vec<DeviceId>,
     /// Driver pools without users and blocks. Each is destroyed once it holds no memory.
     retired: Vec<DriverPoolId>,
-    /// The largest sum of the high marks of all pools, taken each time just before a pool's mark is
-    /// discarded, since the last reset of peaks.
+    /// The largest sum of all pools' high marks (peaks of reserved bytes) since the last reset of peaks.
+    /// It is updated just before a pool's mark is discarded.
     pub(super) destroyed_high_bytes: u64,
 }
 
@@ -59,8 +59,8 @@ impl Pools {
         if entry.users == 0 { Err(PoolError::Released { pool: id }) } else { Ok(entry) }
     }
 
-    /// Returns the driver pools that have users and the option `use_on_oom`. Before a request to another
-    /// pool fails, these pools are trimmed.
+    /// Returns the driver pools of private pools with users and the option `use_on_oom`. Before a request
+    /// to another pool fails, these pools are trimmed.
     pub(super) fn opted_in(&self) -> Vec<DriverPoolId> {
         let opted = |entry: &&Entry| entry.users > 0 && entry.use_on_oom;
         self.entries.iter().filter(opted).filter_map(|entry| entry.driver_pool).collect()
@@ -72,14 +72,14 @@ impl Pools {
         unused.filter_map(|entry| entry.driver_pool).chain(self.retired.iter().copied()).collect()
     }
 
-    /// Returns all driver pools that are not destroyed.
+    /// Returns the driver pools of all private pools, including retired ones.
     pub(super) fn driver_pools(&self) -> Vec<DriverPoolId> {
         let known = self.entries.iter().filter_map(|entry| entry.driver_pool);
         known.chain(self.retired.iter().copied()).collect()
     }
 }
 
-/// Destroys a driver pool if it is empty. Returns true if the pool was destroyed.
+/// Trims a driver pool, and destroys it if it is then empty. Returns true if it was destroyed.
 pub(super) fn destroy_if_empty(driver: &dyn MemoryPools, pool: DriverPoolId) -> bool {
     let left = driver.trim(pool, 0).and_then(|()| driver.usage(pool));
     left.is_ok_and(|usage| usage.reserved_bytes == 0) && driver.destroy_pool(pool).is_ok()
@@ -147,7 +147,7 @@ impl MallocAsyncAllocator {
         retired.extend(entries.extract_if(.., is_empty).filter_map(|entry| entry.driver_pool));
     }
 
-    /// Destroys driver pools without users and blocks if the driver reports that they are empty: see
+    /// Destroys driver pools without users and blocks, if the driver reports that they are empty. See
     /// [`MemoryPools::destroy_pool`].
     pub(super) fn destroy_empty_pools(&self) {
         self.forget_empty_pools();
@@ -174,7 +174,8 @@ impl MallocAsyncAllocator {
         let _ = driver.reset_high_marks(pool);
     }
 
-    /// Stores the sum of the high marks of all pools, if larger, before one of the marks is discarded.
+    /// Stores the sum of the high marks of all pools if it is the largest so far. Called before a mark is
+    /// discarded.
     fn keep_high_marks(&self, pools: &mut Pools) {
         let all = sum(self.usage_of_main(), self.usage_of(&pools.driver_pools()));
         pools.destroyed_high_bytes = pools.destroyed_high_bytes.max(all.reserved_high_bytes);
@@ -195,7 +196,8 @@ impl MallocAsyncAllocator {
         let kept = self.ending.read();
         let pool = route.pool;
         let now = self.pools.lock().in_use(pool)?.driver_pool;
-        // A pool may have been destroyed and created again with the same id; it has another driver pool.
+        // A pool may have been destroyed and created again with the same id. Then it has another driver
+        // pool.
         if now == Some(route.driver_pool) {
             Ok(Some(kept))
         } else {

@@ -35,7 +35,7 @@ impl Refusal {
     }
 
     /// Combines this refusal with that of the next attempt. If the driver was out of memory the first
-    /// time, a different error the second time does not replace this one.
+    /// time, another error of the driver does not replace this one, except a lost device.
     fn followed_by(self, again: Self) -> Result<Self, AllocError> {
         match (self, again) {
             (Self::Driver(first), Self::Driver(again)) if !again.is_out_of_memory() => {
@@ -71,13 +71,14 @@ impl MallocAsyncAllocator {
         Ok(Obtained { address, charge, pool_guard })
     }
 
-    /// Retries a request that was refused. The first retry comes after freeing deferred blocks and
-    /// calling the free-memory callbacks, the second after waiting for streams and trimming the pool.
+    /// Retries a request that was refused: first if freeing deferred blocks or the free-memory callbacks
+    /// freed something, then after waiting for streams and trimming the pools.
     ///
     /// # Errors
     ///
-    /// [`AllocError::OutOfMemory`] if the limit or the driver refused the memory. An error of a later
-    /// retry replaces it only if the device or the pool was lost.
+    /// [`AllocError::OutOfMemory`] if the limit or the driver refused the memory. Any other error of the
+    /// first attempt is returned unchanged. After the driver was out of memory, another error of a retry
+    /// is returned only if the device or the pool was lost.
     #[cold]
     pub(super) fn allocate_under_pressure(
         &self,
@@ -98,7 +99,7 @@ impl MallocAsyncAllocator {
         }
         if matches!(refusal, Refusal::Driver(_)) && self.may_wait(route, request)? {
             self.blocks.lock().counters.num_retries += 1;
-            // Ignores other failures: the memory released before the failing call may be enough.
+            // Failures other than a lost device are ignored: the memory released before may be enough.
             unless_lost(self.wait_and_trim(route, request))?;
             match self.obtain(route, request) {
                 Ok(obtained) => {
