@@ -1,21 +1,21 @@
 //! `backend:pluggable`: a user's own functions, with bookkeeping around them.
 //!
-//! `allocate` and `free` call the user's functions directly ([`Callbacks`]); nothing is cached or
-//! rounded. This strategy adds exact counters, history, a limit, waiting for other streams, private
-//! pools, hooks and a full out-of-memory report. It returns errors for wrong handles and for invalid
-//! results of the functions.
+//! `allocate` and `free` call the user's functions directly ([`Callbacks`]) with the requested size. Only
+//! private pools cache blocks. This strategy adds exact counters, history, a limit, waiting for other
+//! streams, private pools, hooks and a full out-of-memory report. It returns errors for wrong handles and
+//! for invalid results of the functions.
 //!
-//! When to use: to bring your own allocator, as closures or as a shared library that was written for
-//! PyTorch.
+//! Use it for an allocator of your own, in the form of closures or of a shared library that was written
+//! for PyTorch.
 //!
-//! The free of a block of a per-thread default stream waits for the work of the thread that frees it, as
-//! for a block used by another stream. After that, any thread may call the user's `free` for the block.
-//! If the stream is being captured, the user's `free` is called after the end of the capture, so a graph
-//! does not reuse such a block.
+//! For a block of a per-thread default stream, the user's `free` is called after the work of the thread
+//! that frees the block, as if another stream used the block. Any thread may make that call. If the
+//! stream is being captured, the user's `free` is called after the end of the capture, so a graph does
+//! not reuse such a block.
 //!
-//! No lock is held while a user's function runs. Its panics reach the caller. A request that panicked
-//! has changed nothing; a block whose free panicked is removed. Dropping the allocator frees every
-//! block, even live ones.
+//! No lock of the allocator is held while a user's function runs. Its panics reach the caller. A request
+//! that panicked has changed nothing; a block whose free panicked is removed. Dropping the allocator
+//! frees every block, even live ones.
 //!
 //! `table` holds the blocks and counters, `waiting` the blocks that other streams use, `pools` the
 //! private pools; `pressure` handles failures. Lock order: pools, a shard of the table, counters.
@@ -67,18 +67,18 @@ pub struct PluggableAllocator {
     limit: Limit,
     waiting: Waiting,
     pools: Pools,
-    /// The callbacks and observers of this allocator.
+    /// The free-memory callbacks and out-of-memory observers.
     hooks: Hooks,
     pub(crate) history: Arc<History>,
     peers: Mutex<Vec<DeviceId>>,
 }
 
-/// The reason why the user's functions returned no memory.
+/// The reason why a request got no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// The limit of this allocator.
+    /// The limit forbade the call of the user's function.
     Limit,
-    /// The function returned null.
+    /// The function returned no address.
     Null,
 }
 
@@ -143,12 +143,12 @@ impl PluggableAllocator {
         let _context = self.history.of_request();
         request.check_size()?;
         if pool != PoolId::DEFAULT && self.may_be_captured(request.stream) {
-            // A captured request: the graph will use the block again each time it is launched, so the
-            // pool must keep it.
+            // The stream is being captured. The graph uses the block again at each launch, so the pool
+            // must keep it.
             self.pools.lock().in_use(pool)?.fixed = true;
         }
         // Events are not queried while a capture is active, because that would break the capture. The
-        // blocks then wait longer.
+        // waiting blocks then wait longer.
         if self.waiting.any() && self.may_wait_for(request.stream) {
             // A failure here must not fail the request; `process_events` reports it.
             let _ = self.poll();
@@ -159,7 +159,7 @@ impl PluggableAllocator {
         }
     }
 
-    /// Tries once: an idle block of the pool, then the user's function.
+    /// Tries once: an idle block of a private pool, then the user's function or the pool's own allocator.
     fn try_serve(
         &self,
         pool: PoolId,
@@ -176,8 +176,8 @@ impl PluggableAllocator {
         self.take(pool, request, source)
     }
 
-    /// Allocates new memory from the user's function. Undoes everything if that panics or returns an
-    /// invalid address.
+    /// Allocates new memory from `source`, or else from the user's function. Undoes everything if that
+    /// panics or returns an invalid address.
     fn take(
         &self,
         pool: PoolId,
@@ -213,7 +213,7 @@ impl PluggableAllocator {
         self.pools.add_block(pool);
         let Some(serial) = self.table.lock(address).insert(address, block) else {
             self.pools.lock().remove_block(pool);
-            // The new address is not freed, because that would free the live block at the same address.
+            // The new address is not freed, because that would free the known block at the same address.
             let fault = AddressFault::Live;
             return Err(AllocError::BadAddress { address, requested_bytes: bytes, fault });
         };
@@ -224,8 +224,8 @@ impl PluggableAllocator {
         Ok(Ok(Allocation::new(address, bytes, self.owner, Token::numbered(serial))))
     }
 
-    /// Calls the function that frees the block's memory. The caller has removed the block from the
-    /// table, because another thread's request may get the address as soon as the function frees it.
+    /// Calls the function that frees the block's memory. The block must not be in the table, because
+    /// another thread's request may get the address as soon as the function frees it.
     fn call_free(&self, address: u64, block: &Block) {
         match &block.source {
             Some(own) => own.free(address, block.size_bytes, block.stream),
@@ -235,7 +235,8 @@ impl PluggableAllocator {
         }
     }
 
-    /// Frees the live block with this name.
+    /// Frees the live block with this name, or makes it wait for other streams. Returns its requested
+    /// bytes.
     fn free_block(&self, name: BlockName) -> Result<u64, HandleError> {
         let _context = self.history.of_free();
         let (stream, uses, pool, serial, bytes) = {
@@ -255,7 +256,7 @@ impl PluggableAllocator {
     }
 
     /// Ends a live or draining block: frees it by the user's function, or keeps it idle in its pool.
-    /// Returns false if the address now has another block or the block another state.
+    /// Returns false if the block has been freed or used by another stream since.
     fn retire(&self, address: u64, serial: u64, was: State, pool: PoolId) -> bool {
         // Lock order: private pools before shards.
         let mut known = (pool != PoolId::DEFAULT).then(|| self.pools.lock());
@@ -315,7 +316,7 @@ impl Drop for PluggableAllocator {
     /// Waits for other streams' work and frees every block, even live ones, because no caller can free
     /// them any more. Panics of the user's functions are ignored.
     fn drop(&mut self) {
-        // If the driver fails, blocks are freed without waiting.
+        // If the wait fails, blocks are freed without it.
         let _ = catch_unwind(AssertUnwindSafe(|| self.drain()));
         let shards = self.table.lock_all();
         let all: Vec<_> = shards.iter().flat_map(|s| s.iter()).map(|live| live.address).collect();

@@ -1,7 +1,7 @@
 //! Private pools over a user's functions.
 //!
-//! If the functions manage pools themselves (`begin_pool`), scopes are forwarded to them, and they alone
-//! allocate and free the blocks.
+//! If the functions manage pools themselves (`begin_pool`), scopes are forwarded to them, and no freed
+//! block is kept here.
 //!
 //! Otherwise this module keeps the pools. A block freed in a pool with users stays there, idle, for
 //! requests of the same stream and about the same size. So the memory of a graph captured in the pool is
@@ -29,7 +29,7 @@ use crate::ids::{PoolId, StreamId, ThreadNumber};
 use crate::live_blocks::Live;
 use crate::scopes::{Scopes, accepts};
 
-/// An idle block is reused only for requests of at least seven eighths of its size.
+/// An idle block of more than 512 B is reused only for requests of at least seven eighths of its size.
 const SLACK_DIVISOR: u64 = 8;
 
 /// Stream, size and address of an idle block.
@@ -41,11 +41,11 @@ pub(super) struct Pool {
     /// How often the user's `begin_pool` was called. When the pool has no users any more, `release_pool` is
     /// called as often.
     begun: u32,
-    /// The thread that is calling the user's `end_pool` for the last scope.
+    /// The thread that is calling the user's `end_pool` for the scope that was closed last.
     ending: Option<ThreadNumber>,
     pub(super) options: PoolOptions,
-    /// True if a graph was captured in the pool or a checkpoint was taken. Other pools may then not use
-    /// its idle blocks.
+    /// True if the pool served a request of a captured stream or a checkpoint was taken. Its idle blocks
+    /// then stay in the pool until it has no users.
     pub(super) fixed: bool,
     /// The number of the pool's blocks in the table.
     blocks: usize,
@@ -69,7 +69,7 @@ pub(super) struct PoolTable {
 #[derive(Debug)]
 pub(super) struct Pools {
     known: Mutex<PoolTable>,
-    /// Notified when a scope of one request was closed.
+    /// Notified when a scope was closed.
     closed: Condvar,
     /// Opened and closed under `known`.
     scopes: Scopes<Opened>,
@@ -113,7 +113,7 @@ impl PoolTable {
         }
     }
 
-    /// Removes and returns the idle block that fits best.
+    /// Removes the idle block that fits best and returns its address.
     fn take_idle(&mut self, pool: PoolId, request: Request) -> Option<u64> {
         let idle = &mut self.pools.get_mut(&pool)?.idle;
         let most = request.bytes.saturating_add(request.bytes / (SLACK_DIVISOR - 1)).max(512);
@@ -134,7 +134,8 @@ impl Pools {
         self.known.lock()
     }
 
-    /// Returns true if this allocator or another one over the same driver knows of a capture.
+    /// Returns true if a scope of this allocator is used by a capture, or another allocator over the same
+    /// driver has an open scope.
     pub(super) fn any_capture_known(&self) -> bool {
         self.scopes.any_capture() || self.scopes.any_in_other_allocators()
     }
@@ -156,7 +157,7 @@ impl PluggableAllocator {
         Ok(routed.to.map_or(PoolId::DEFAULT, |opened| opened.pool))
     }
 
-    /// Allocates an idle block of `pool` for a request to that pool.
+    /// Allocates an idle block of `pool`, if one fits the request.
     pub(super) fn revive(
         &self,
         known: &mut PoolTable,
@@ -234,7 +235,8 @@ impl PluggableAllocator {
                 },
             };
             // Another thread is serving a single request in the pool or calling `end_pool`. Both end
-            // soon: wait. If it is this thread, it would wait for itself: fail.
+            // soon, so this thread waits. If it is this thread itself, the call fails, because the wait
+            // would never end.
             match busy {
                 Some(thread) if thread != ThreadNumber::current() => {
                     self.pools.closed.wait(&mut known);
@@ -254,7 +256,7 @@ impl PluggableAllocator {
         drop(known);
         let Some(begin) = &self.callbacks.begin_pool else { return Ok(()) };
         let begun = || begin(self.device.device, pool, self.stream_filter(filter));
-        // If the user's function panics, no scope was opened.
+        // If the user's function panics, the scope is removed again.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(begun)) {
             self.forget_scope(pool, brief.is_none());
             resume_unwind(panic);
@@ -298,7 +300,8 @@ impl PluggableAllocator {
 
     /// Allocates in a pool, regardless of open scopes.
     pub(super) fn allocate_in(&self, pool: PoolId, request: Request) -> AllocResult {
-        // Such functions find the pool by its open scope only, so the request needs one.
+        // User functions with `begin_pool` find the pool by its open scope only, so the request needs
+        // one.
         let by_scope = pool != PoolId::DEFAULT && self.callbacks.begin_pool.is_some();
         if by_scope && self.route(request)? != pool {
             return self.allocate_briefly(pool, request);
@@ -323,7 +326,8 @@ impl PluggableAllocator {
         self.layout_and(wanted, || ()).0
     }
 
-    /// Returns the layout, and the result of `then`, which is called before any block can change.
+    /// Returns the layout, and the result of `then`, which is called while the whole table is still
+    /// locked.
     pub(super) fn layout_and<T>(
         &self,
         wanted: impl Fn(&Block) -> bool,

@@ -1,10 +1,10 @@
 //! The steps when a user's function has no memory, or the limit forbids calling it.
 //!
-//! First, call the free-memory callbacks and try again. Then wait for other streams, free idle blocks,
-//! call the user's `reset`, and try once more. Then use pools with `use_on_oom`. At last, report the
-//! failure.
+//! First, call the free-memory callbacks, and try again if they freed something. Then wait for other
+//! streams, free idle blocks, call the user's `reset`, and try once more. Then use pools with
+//! `use_on_oom`. At last, report the failure.
 //!
-//! During a capture the second step is skipped, because waiting and `reset` would break the capture. A
+//! During a capture nothing is waited for, freed or reset, because that would break the capture. A
 //! capture is recognized by its open scope, or by the request's stream being captured.
 
 use super::{PluggableAllocator, Refusal};

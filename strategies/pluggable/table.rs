@@ -1,9 +1,10 @@
 //! The allocated blocks, by address, and the counters.
 //!
 //! The table is sharded by address to avoid contention. All counters share one lock, which is held for a
-//! few additions. Counters per shard would cost more, because successive blocks of one thread are in
-//! different shards. This module calls neither user functions nor the driver. Lock order: a shard, then
-//! the counters; no other lock is taken while one of these is held.
+//! few additions. Counters per shard would cost more: successive blocks of one thread are in different
+//! shards, so their counters would be in different cache lines. This module calls neither user functions
+//! nor the driver. Lock order: a shard, then the counters; no other lock is taken while one of these is
+//! held.
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ use crate::stats::Statistics;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Live,
-    /// Freed by the caller; work of other streams is still pending.
+    /// Freed by the caller; work that uses it is still pending.
     Draining,
     /// Kept in its private pool for later requests.
     Idle,
@@ -57,12 +58,10 @@ pub(super) struct Locked<'t> {
 }
 
 impl Table {
-    /// Locks the shard of an address.
     pub(super) fn lock(&self, address: u64) -> Locked<'_> {
         Locked { counters: &self.counters, shard: self.blocks.lock(address) }
     }
 
-    /// Locks every shard.
     pub(super) fn lock_all(&self) -> Vec<MutexGuard<'_, LiveBlocks<Block>>> {
         self.blocks.lock_all()
     }
@@ -116,7 +115,7 @@ impl Locked<'_> {
         Some(self.shard.enter(address, block).0)
     }
 
-    /// Makes an idle block live again, with a new serial number.
+    /// Makes an idle block live again, and returns its new serial number.
     pub(super) fn revive(&mut self, address: u64, requested_bytes: u64) -> Option<u64> {
         self.get(address).filter(|block| block.state == State::Idle)?;
         let (serial, block) = self.shard.renew(address)?;

@@ -1,9 +1,10 @@
 //! Freed blocks that wait for work of other streams, or of a per-thread default stream.
 //!
-//! Not used for other streams if the user's functions do the waiting themselves (`on_record_stream`).
+//! Blocks do not wait for other streams here if the user's functions do that themselves
+//! (`on_record_stream`).
 //!
-//! Freeing such a block records one event per stream and returns. Later requests query the events
-//! (`event_queue`), and the user's `free` is called once all have passed.
+//! Freeing a block that must wait records one event per stream and returns. Later requests query the
+//! events (`event_queue`), and the user's `free` is called once all have passed.
 //!
 //! While a stream is captured, no event can be recorded on it, so the block waits for the end of the
 //! capture first. For a per-thread default stream, only the thread that freed the block can check for
@@ -71,8 +72,8 @@ impl Waiting {
 }
 
 impl PluggableAllocator {
-    /// Frees a block that other streams use, or whose stream `own` is a per-thread default stream.
-    /// Events are recorded first, so that the block stays live if the driver fails.
+    /// Starts the free of a block that other streams use, or whose stream `own` is a per-thread default
+    /// stream. Events are recorded first, so that the block stays live if the driver fails.
     pub(super) fn free_when_drained(
         &self,
         address: u64,
@@ -157,12 +158,12 @@ impl PluggableAllocator {
     }
 
     /// Returns true if a request on `stream` may query and wait for events, which is so if no capture is
-    /// known.
+    /// known and the stream is not captured.
     pub(super) fn may_wait_for(&self, stream: StreamId) -> bool {
         !self.pools.any_capture_known() && !self.may_be_captured(stream)
     }
 
-    /// Frees the blocks whose events have passed. Never waits for the device.
+    /// Frees the blocks whose events have passed. Does not wait for events.
     pub(super) fn poll(&self) -> Result<(), DriverError> {
         let drained = self.drain_captured();
         let polled = self.waiting.queue.poll(&*self.driver, |name| self.event_passed(name));
@@ -198,7 +199,7 @@ impl PluggableAllocator {
 
     /// Synchronizes the device for blocks that only other threads can check, because of their per-thread
     /// default streams. A synchronization that succeeds proves that those streams have neither a capture
-    /// nor unfinished work.
+    /// nor unfinished work. Does nothing if captures are expected.
     fn wait_for_other_threads(&self) -> Result<(), DriverError> {
         let theirs: Vec<_> = {
             let captured = self.waiting.captured.lock();

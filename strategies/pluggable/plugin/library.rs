@@ -47,8 +47,8 @@ impl From<PoolId> for Pair {
     }
 }
 
-/// Loads a library and finds its functions. Skips optional functions that the settings do not name. Runs
-/// the library's initializers, and waits for them and for the disk. The returned callbacks call the
+/// Loads a library and finds its functions. Skips optional functions that the settings do not name.
+/// Loading runs the library's initializers and may wait for the disk. The returned callbacks call the
 /// library's `init_fn` once per process, even if the library is loaded several times.
 ///
 /// # Errors

@@ -199,7 +199,7 @@ pub enum LibraryError {
         path: PathBuf,
         /// The configuration key with the function's name.
         key: &'static str,
-        /// The function.
+        /// The name of the missing function.
         name: String,
     },
 }
