@@ -76,6 +76,9 @@ impl Engine {
             Collection { idle_segments: idle.len() + small, ..Collection::default() };
         while collection.bytes < wanted && !idle.is_empty() {
             let (old, young) = self.by_age(idle);
+            if old.is_empty() {
+                break;
+            }
             collection.bytes += old.iter().map(|candidate| candidate.block.size_bytes).sum::<u64>();
             collection.addresses.extend(old.iter().map(|candidate| candidate.block.address));
             idle = young;
