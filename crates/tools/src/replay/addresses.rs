@@ -1,4 +1,4 @@
-//! The addresses that a replay's driver returns: the recorded ones, in recorded order.
+//! The addresses that the simulated driver returns in a replay: the recorded ones, in recorded order.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -7,7 +7,8 @@ use super::trace::{Trace, TraceEvent};
 use stratalloc::history::{Action, SegmentLayout};
 use stratalloc::size::SMALL_SEGMENT_BYTES;
 
-/// Returns the recorded segments or mappings in order, beginning with those from before the first event.
+/// Returns the recorded address ranges of `action` in order, after those in `before`, which are older than
+/// the first event. Each recorded range has the key of its heap ([`heap_of`]).
 pub(super) fn ranges(
     trace: &Trace,
     action: Action,
@@ -21,11 +22,11 @@ pub(super) fn ranges(
     before.into_iter().map(|range| (range, None)).chain(ranges).collect()
 }
 
-/// An address distance: more than the memory of any device, and a multiple of every granularity.
+/// An address distance: more than the memory of any device, and a multiple of every allocation granularity.
 const BEYOND_BYTES: u64 = 1 << 44;
 
-/// Returns the addresses of the recorded segments, and a last one far above all of them. If the replay
-/// allocates a segment that was not recorded, it gets that last address, unless the device is full.
+/// Returns the addresses of the recorded segments, and a last one far above all of them. The last one
+/// serves a replay that allocates one segment more than was recorded.
 pub(super) fn starts(segments: &[(Range<u64>, Option<u64>)]) -> Vec<u64> {
     let mut starts: Vec<_> = segments.iter().map(|(segment, _)| segment.start).collect();
     let highest = starts.iter().max().copied().unwrap_or_default();
@@ -33,15 +34,15 @@ pub(super) fn starts(segments: &[(Range<u64>, Option<u64>)]) -> Vec<u64> {
     starts
 }
 
-/// Returns a key for the heap of an event: a hash of stream, pool (if the recording has pools) and kind.
+/// Returns a key for an event's heap: a hash of stream, pool (if recorded) and kind (small or large).
 pub(super) fn heap_of(event: &TraceEvent, is_small: bool) -> u64 {
     let mut hasher = DefaultHasher::new();
     (event.stream, event.named_pool(), is_small).hash(&mut hasher);
     hasher.finish()
 }
 
-/// Returns the address ranges held at the start of a recording: fixed segments, or with `expandable` the
-/// reservations up to their last mapped page.
+/// Returns the address ranges held at the start of a recording: the fixed segments, or with `expandable`
+/// each reservation from its first to its last mapped page.
 pub(super) fn held(
     layout: &[SegmentLayout],
     expandable: bool,

@@ -1,5 +1,5 @@
-//! Formats decisions for messages about the first difference. Addresses and streams are hexadecimal with
-//! `0x`, sizes are decimal.
+//! Formats allocator events and layouts for the message about the first difference between a replay and its
+//! recording. Addresses and streams are hexadecimal with `0x`, sizes are decimal.
 
 use stratalloc::history::{Action, BlockLayout, Event, SegmentLayout};
 use stratalloc::ids::StreamId;
@@ -20,7 +20,7 @@ fn list(items: Vec<String>) -> String {
     if items.is_empty() { "nothing".to_owned() } else { format!("[{}]", items.join("; ")) }
 }
 
-/// Formats the engine's events.
+/// Formats events of a replay.
 pub(super) fn done(events: &[Event]) -> String {
     list(events.iter().map(|e| describe(e.action, e.address, e.size_bytes, e.stream)).collect())
 }

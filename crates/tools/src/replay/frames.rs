@@ -1,25 +1,25 @@
 //! Separates the frames of a stack that belong to the program from those of PyTorch's and Python's
 //! runtime.
 //!
-//! PyTorch records the stack of a request from its own unwinder outwards. The unwinder, the allocator,
-//! the dispatcher, autograd's engine, Python's interpreter and generated wrappers occur in every stack.
+//! PyTorch records the stack of a request from its own unwinder outwards. The unwinder, the allocator, the
+//! dispatcher, autograd's engine, Python's interpreter and generated wrappers occur in nearly every stack.
 //! So they do not help to tell requests apart.
 //!
-//! [`COMPILED`] and [`PYTHON`] list how each such frame is recognised: by its function if the library
-//! has no line table, by its file if it has one. PyTorch's own viewer leaves out some of the same frames
-//! (`frameFilter` in torch/utils/viz/MemoryViz.js, `shouldOmitFrame` in
-//! torch/csrc/autograd/python_anomaly_mode.cpp). Rows marked with (T) come from that list.
+//! [`COMPILED`] and [`PYTHON`] list the patterns of such frames. Frames of a library without a line table
+//! have no file name, so most patterns match the function's name. PyTorch's own tools leave out some of the
+//! same frames (`frameFilter` in torch/utils/viz/MemoryViz.js, `shouldOmitFrame` in
+//! torch/csrc/autograd/python_anomaly_mode.cpp). Rows marked with (T) come from those two lists.
 
 use super::stacks::Frame;
 
-/// The kind of code that a frame shows.
+/// The kind of code that a frame belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FrameKind {
     /// Python code of the program itself.
     Program,
     /// Python code of an installed package or of Python's standard library.
     Library,
-    /// Compiled code that does work: an operator, a node of the backward pass, an extension.
+    /// Compiled code outside the runtime: an operator, a node of the backward pass, an extension.
     Compiled,
     /// Code that occurs in the stack of nearly every request.
     Runtime(Runtime),
@@ -30,41 +30,41 @@ pub enum FrameKind {
 pub enum Runtime {
     /// The code that records the stack.
     Unwinder,
-    /// The allocator, and the functions that create a tensor on its memory.
+    /// The allocator, and the functions that create or resize a tensor's storage.
     Allocator,
-    /// The dispatcher, its generated kernels, and the code that prepares an operator's output.
+    /// The dispatcher, the generated functions around it, and the code that prepares an operator's output.
     Dispatcher,
-    /// Autograd's engine and its generated functions around the nodes.
+    /// Autograd's engine, and its functions around operators and nodes of the backward pass.
     Autograd,
     /// Python's interpreter.
     Interpreter,
     /// Generated functions between Python and C++, and Python functions that only forward a call.
     Wrapper,
-    /// The start of a process or a thread.
+    /// The start of a process or a thread, and functions without a name.
     System,
 }
 
 /// A pattern that recognises a frame of compiled code.
 #[derive(Clone, Copy, Debug)]
 enum Mark {
-    /// The function's name starts with this.
+    /// The function's name starts with this text.
     Begins(&'static str),
-    /// The name starts with this and has no parameter list and no namespace, as that of a C function.
+    /// The function's name starts with this text and has no parameter list and no namespace, as in C.
     Plain(&'static str),
-    /// The function's name contains this text.
+    /// The function's name, without parameters, contains this text.
     Has(&'static str),
-    /// The function's name equals this.
+    /// The function's name equals this text.
     Is(&'static str),
-    /// The file's name contains this text.
+    /// The file's path contains this text.
     InFile(&'static str),
-    /// The last component of the file's path starts with this.
+    /// The last component of the file's path starts with this text.
     FileBegins(&'static str),
 }
 
 use Mark::{Begins, FileBegins, Has, InFile, Is, Plain};
 use Runtime::{Allocator, Autograd, Dispatcher, Interpreter, System, Unwinder, Wrapper};
 
-/// Compiled code of the runtime, which is left out of callers. The first matching row decides.
+/// Patterns of the runtime's compiled code. The first matching row decides.
 const COMPILED: &[(Runtime, Mark)] = &[
     (Unwinder, Has("unwind::unwind")),            // (T)
     (Unwinder, Has("CapturedTraceback::gather")), // (T)
@@ -142,7 +142,7 @@ const COMPILED: &[(Runtime, Mark)] = &[
     (System, Begins("start_thread")),
     (System, Begins("pthread_")),
     (System, Is("execute_native_thread_routine")),
-    // A libstdc++ thread's start has this name if only exported symbols are resolved.
+    // With exported symbols only, the start function of a libstdc++ thread resolves to this name.
     (System, Begins("std::error_code::default_error_condition")),
     (System, Is("")),
     (System, Is("??")),
@@ -158,8 +158,8 @@ const PYTHON: &[(Runtime, &str, &str)] = &[
     (Wrapper, "torch/optim/optimizer.py", "_use_grad"),
 ];
 
-/// Folders of installed packages and of Python's standard library, PyTorch's own sources, and files
-/// generated by PyTorch's compiler.
+/// Parts of the paths of library code: folders of installed packages and of Python's standard library,
+/// PyTorch's own sources, and files generated by PyTorch's compiler.
 const LIBRARIES: &[&str] = &[
     "site-packages",
     "dist-packages",
@@ -191,12 +191,12 @@ impl Mark {
 }
 
 impl<'a> Frame<'a> {
-    /// Returns the kind of the frame. A Python file belongs to the program unless it is in a library's
-    /// folder; every other file is compiled code.
+    /// Returns the kind of the frame. Python code belongs to the program, unless it is in a library's
+    /// folder or only forwards a call. Every other frame is compiled code or part of the runtime.
     #[must_use]
     pub fn kind(&self) -> FrameKind {
         let is_source = [".py", ".ipynb"].iter().any(|end| self.file.ends_with(end));
-        // Code typed into a prompt or notebook has a bracketed name instead of a file.
+        // Code from a prompt, a notebook or `python -c` has a name in angle brackets instead of a file.
         let is_typed = ["<ipython-input", "<stdin>", "<string>"];
         let is_typed = is_typed.iter().any(|begin| self.file.starts_with(begin));
         if is_source || is_typed {
@@ -223,8 +223,8 @@ impl<'a> Frame<'a> {
         self.file.rsplit(['/', '\\']).next().unwrap_or(self.file)
     }
 
-    /// Returns the function's name without its parameters. The names of lambdas and template arguments
-    /// may be cut too.
+    /// Returns the function's name up to its parameters. Other parentheses, such as those of lambdas and
+    /// template arguments, may cut it earlier.
     fn name(&self) -> &'a str {
         let mut from = 0;
         while let Some(at) = self.function[from..].find('(').map(|at| from + at) {
@@ -238,7 +238,7 @@ impl<'a> Frame<'a> {
         self.function
     }
 
-    /// Returns the name of the backward-pass node that the frame runs, such as `MulBackward0`.
+    /// Returns the name of the backward-pass node that the frame runs, if any, such as `MulBackward0`.
     pub(crate) fn backward_node(&self) -> Option<&'a str> {
         let node = self.name().strip_suffix("::apply")?.rsplit("::").next()?;
         (node.contains("Backward") || node == "AccumulateGrad").then_some(node)
@@ -256,7 +256,7 @@ impl<'a> Frame<'a> {
 mod tests {
     use super::*;
 
-    /// One frame, as PyTorch records it, for each row of [`COMPILED`], in the same order.
+    /// One frame (file, function) for each row of [`COMPILED`], as PyTorch records it, in the same order.
     const RECORDED: &[(&str, &str)] = &[
         ("??", "torch::unwind::unwind()"),
         ("??", "torch::CapturedTraceback::gather(bool, bool, bool)"),
@@ -401,7 +401,7 @@ mod tests {
         }
         assert_eq!(of("module.cpp"), FrameKind::Compiled);
         assert_eq!(of("<frozen runpy>"), FrameKind::Runtime(Interpreter));
-        // A function of the program may have the same name as listed compiled code.
+        // A function of the program may have the same name as a function in `COMPILED`.
         let own = Frame { file: "train.py", line: 3, function: "_start" };
         assert_eq!(own.kind(), FrameKind::Program);
     }

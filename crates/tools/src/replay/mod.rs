@@ -1,14 +1,14 @@
 //! Reads recordings and replays them.
 //!
-//! `reader` parses a snapshot in any encoding into a [`Trace`], and trusts no byte of the file.
-//! `workload` extracts the requests of a trace, without the decisions of its allocator. `pools` finds
-//! the pool of each request: PyTorch 2.11 does not record it, so it is derived from the final layout.
-//! `verify` compares the engine's decisions with the recorded ones. `run` replays the requests on any
+//! `reader` parses a snapshot in any encoding into a [`Trace`], and treats the file as untrusted.
+//! `workload` extracts the requests of a trace, without the decisions of its allocator. `pools` finds the
+//! pool of each request; where it is not recorded (PyTorch 2.11), from the final layout. `verify` compares
+//! the decisions of this library's engine with the recorded ones. `run` replays the requests on any
 //! allocator and measures the time. `stacks` stores the stacks of requests, `frames` separates the
 //! program's frames from the runtime's, and `start` reconstructs the layout before the first event.
 //!
-//! The version of PyTorch that made a recording is derived from its contents ([`Trace::torch_version`]).
-//! In a replay, `compat:pytorch` means that version.
+//! The version of PyTorch that made a recording is derived from its contents ([`Trace::torch_version`]). In
+//! a replay, the configuration `compat:pytorch` means that version.
 
 mod addresses;
 mod describe;

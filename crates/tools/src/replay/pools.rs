@@ -1,12 +1,12 @@
 //! Finds the pool of each recorded request.
 //!
 //! Newer recordings contain the pool of each request. Older ones contain pools only in the final layout.
-//! A segment that lives to the end has its pool there. A segment that was freed earlier is taken to
-//! belong to the default pool. A request's pool is that of the segment that contains its address. The
-//! same rules apply to reserved address ranges: the first pages mapped outside all known reservations
-//! start a new one.
+//! There a request gets the pool of the segment that contains its recorded address. Fixed segments that
+//! were freed before the end, or allocated before the first event, are taken to belong to the default pool.
+//! Expandable segments are found by their reserved address ranges: pages that are mapped outside all known
+//! reservations begin a new one.
 //!
-//! Only the pool is taken from the recorded address. The engine chooses the block in that pool itself.
+//! Only the pool is taken from the recorded address. The replay chooses the block in that pool itself.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,22 +14,22 @@ use super::trace::{Trace, TraceEvent};
 use stratalloc::history::Action;
 use stratalloc::ids::PoolId;
 
-/// Address ranges and their pools, kept up to date event by event.
+/// Fixed segments and reserved address ranges, and their pools. `see` updates the fixed segments.
 #[derive(Debug, Default)]
 pub(crate) struct PoolRouting {
-    /// The pool of each recorded segment that lives to the end, by the index of the event that allocated
-    /// it.
+    /// The pools, other than the default pool, of fixed segments that live to the end, by the index of the
+    /// event that allocated the segment.
     lasting: HashMap<usize, PoolId>,
     /// The current fixed segments: the end and the pool of each, by its start.
     segments: BTreeMap<u64, (u64, PoolId)>,
-    /// The pool of each reservation, by the start of the reservation.
+    /// The pool of each reservation of an expandable segment, by the start of the reservation.
     reservations: BTreeMap<u64, PoolId>,
     reserved_bytes: u64,
 }
 
 impl PoolRouting {
-    /// Finds the pools of a trace. `total_bytes` is the memory of the recorded device, on which PyTorch
-    /// reserves nine eighths of that memory for each expandable segment.
+    /// Finds the pools of a trace. `total_bytes` is the memory of the recorded device. For each expandable
+    /// segment, PyTorch reserves nine eighths of that as address space.
     pub(crate) fn of(trace: &Trace, total_bytes: u64) -> Self {
         let reserved_bytes = total_bytes.saturating_add(total_bytes / 8);
         let mut routing = Self { reserved_bytes, ..Self::default() };
@@ -60,7 +60,7 @@ impl PoolRouting {
         routing
     }
 
-    /// Updates the ranges for a segment event, which is event number `at`.
+    /// Updates the fixed segments for a segment event, which is event number `at`.
     pub(crate) fn see(&mut self, at: usize, event: &TraceEvent) {
         match event.action {
             Action::SegmentAlloc => {
@@ -75,7 +75,7 @@ impl PoolRouting {
         }
     }
 
-    /// Returns the pool of a request.
+    /// Returns the pool of a request; for a failed one without a recorded pool, the default pool.
     pub(crate) fn pool_of(&self, request: &TraceEvent) -> PoolId {
         if let Some(named) = request.named_pool() {
             return named;
@@ -86,7 +86,7 @@ impl PoolRouting {
         }
     }
 
-    /// Returns the pool of the segment that contains an address.
+    /// Returns the pool of the segment or reservation at an address; without one, the default pool.
     pub(crate) fn pool_at(&self, address: u64) -> PoolId {
         let segment = self.segments.range(..=address).next_back();
         if let Some((_, (_, pool))) = segment.filter(|(_, (end, _))| address < *end) {
@@ -96,7 +96,7 @@ impl PoolRouting {
         start.map_or(PoolId::DEFAULT, |start| self.reservations[&start])
     }
 
-    /// Returns the start of the reservation that contains an address.
+    /// Returns the start of the reservation that contains an address, if there is one.
     fn reservation(&self, address: u64) -> Option<u64> {
         let (start, _) = self.reservations.range(..=address).next_back()?;
         (address - start < self.reserved_bytes).then_some(*start)

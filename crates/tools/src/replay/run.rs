@@ -46,7 +46,7 @@ pub enum ReplayError {
     #[error("this strategy makes no decisions that a recording could be compared with")]
     NotVerifiable,
     /// The recording has more heaps (pairs of a stream and a pool) than any real program. It is refused,
-    /// because the allocator keeps tens of KiB of host memory for each.
+    /// because the allocator keeps tens of KiB of host memory for each heap.
     #[error(
         "the recording uses {heaps} pairs of a stream and a pool; at most {HEAPS_MAX} are \
          repeated"
@@ -75,12 +75,12 @@ impl From<FreeError> for ReplayError {
     }
 }
 
-/// Controls when other streams' work finishes, so that it finishes at the recorded moments. A **lane**
-/// is a made-up stream that stands for the unrecorded streams that use a block.
+/// Finishes the work of other streams at the recorded moments. A **lane** is a made-up stream that stands
+/// for the unrecorded streams that use a block.
 #[derive(Debug)]
 pub(super) struct LaneWork {
     work_gate: Arc<dyn WorkGate>,
-    /// For each block that waits: its lane, and the point in the lane after the block's last use.
+    /// For each freed block that waits, by key: its lane, and the point in the lane after its last use.
     waiting: HashMap<u64, (StreamId, u64)>,
 }
 
@@ -113,7 +113,7 @@ impl LaneWork {
         }
     }
 
-    /// Removes the block with this key, because the allocator itself has waited for its work.
+    /// Forgets the block with this key, because the allocator itself has waited for the block's work.
     pub(super) fn waited_for(&mut self, key: u64) {
         self.waiting.remove(&key);
     }
@@ -133,12 +133,12 @@ pub struct Run {
     pub frees: u64,
     /// Requests that failed in the first pass.
     pub ooms: u64,
-    /// The report of the first failure that more memory would have prevented.
+    /// The report of the first request in the first pass that failed for lack of memory.
     pub first_out_of_memory: Option<Box<OutOfMemory>>,
     /// The counters at the end of the first pass, before the remaining blocks were freed.
     pub statistics: Statistics,
-    /// The median of nanoseconds per operation (allocation or free) over passes 2 to N. If there was
-    /// only one pass, the value of that pass.
+    /// The median of nanoseconds per operation (request or free) over passes 2 to N. If there was only one
+    /// pass, the value of that pass.
     pub ns_per_op: f64,
     /// Seconds for all passes.
     pub wall_s: f64,
@@ -146,13 +146,14 @@ pub struct Run {
 
 /// How a workload is replayed, and the callbacks.
 pub(crate) struct Manner<'a> {
-    /// The number of passes; at least 1.
+    /// The number of passes; 0 counts as 1.
     pub(crate) passes: u32,
-    /// Blocks that exist already, by number. The operations that would allocate them are skipped.
+    /// Blocks that exist already, by number. If any, the first pass skips the operations before the
+    /// recording.
     pub(crate) held: Vec<(u32, Allocation)>,
     /// Called once, when all blocks from before the recording have been allocated.
     pub(crate) begun: &'a dyn Fn(),
-    /// Called with the counters when they are read; may add to them.
+    /// Called at the end of the first pass with its counters; may add to them.
     pub(crate) on_read: &'a dyn Fn(&mut Statistics),
     /// Called after each pass with the number of passes done.
     pub(crate) progress: &'a dyn Fn(u32),
@@ -167,9 +168,9 @@ impl Default for Manner<'_> {
 
 /// Replays a workload `passes` times. After each pass the remaining blocks are freed; the cache stays.
 ///
-/// With a `work_gate`, work of other streams finishes at the recorded moments; without one, when the
-/// device finishes it. `progress` is called after each pass with the number of passes done. Peaks and
-/// sums of counters begin at the first recorded event, when the blocks from before it exist.
+/// With a `work_gate`, the work of other streams finishes at the recorded moments; without one, when the
+/// device finishes it. `progress` is called after each pass with the number of passes done. Peaks and sums
+/// of counters begin when the blocks from before the recording have been allocated.
 ///
 /// # Errors
 ///
@@ -237,8 +238,8 @@ pub(crate) fn run_as<A: DeviceAllocator>(
     Ok(result)
 }
 
-/// Returns true if every request of a workload succeeds. Stops at the first failure. Blocks that are
-/// live then are dropped with the allocator.
+/// Returns true if every request of a workload succeeds. Stops at the first failure. Does not free the
+/// blocks that are live at the end; their memory is released when the allocator is dropped.
 ///
 /// # Errors
 ///
@@ -258,7 +259,7 @@ pub fn is_served<A: DeviceAllocator>(
 
 /// A finished operation.
 pub(crate) struct Step<'a> {
-    /// The index of the operation.
+    /// The index of the operation in [`Workload::ops`].
     pub(crate) at: usize,
     /// Whether the operation was a request that failed.
     pub(crate) is_failure: bool,
@@ -266,9 +267,9 @@ pub(crate) struct Step<'a> {
     pub(crate) blocks: &'a [Option<Allocation>],
 }
 
-/// Replays a workload once and passes each finished operation to `on_step`, which may stop the replay.
-/// Blocks that are live then are dropped with the allocator. Blocks in `held` exist already. Of the
-/// operations that would allocate these, only the last is passed to `on_step`.
+/// Replays a workload once and passes each finished operation to `on_step`, which may stop the replay. Does
+/// not free the blocks that are live at the end. Blocks in `held` exist already. If there are any, all
+/// operations from before the recording are skipped, and only the last of them is passed to `on_step`.
 pub(crate) fn walk<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
@@ -315,8 +316,8 @@ fn pairs(workload: &Workload) -> impl Iterator<Item = (StreamId, PoolId)> {
     })
 }
 
-/// Creates the workload's private pools, which exist as long as the allocator. Returns false if the
-/// allocator has no private pools.
+/// Creates the workload's private pools, which exist as long as the allocator. Keeps pools that exist
+/// already. Returns false if the allocator has no private pools.
 fn create_pools(
     workload: &Workload,
     allocator: &impl DeviceAllocator,
@@ -409,7 +410,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
                         counts.allocations += 1;
                         counts.frees += 1;
                     }
-                    // A request of zero bytes failed in the recorded program too.
+                    // This request also failed when it was recorded.
                     Err(AllocError::ZeroBytes) => counts.ooms += 1,
                     Err(error) => {
                         self.failed(error)?;
@@ -437,7 +438,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         Ok(())
     }
 
-    /// Handles a failed request. Lack of memory does not end the replay; other errors do.
+    /// Handles a failed request. Only errors other than lack of memory and excessive size end the replay.
     #[cold]
     fn failed(&mut self, error: AllocError) -> Result<(), ReplayError> {
         match error {
@@ -450,7 +451,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         }
     }
 
-    /// Allocates in a pool. An allocator without private pools serves all requests from one pool.
+    /// Allocates in `pool`. An allocator without private pools serves all requests from one pool.
     #[inline]
     fn allocate(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
         let is_private = pool != PoolId::DEFAULT && self.has_pools;
@@ -481,8 +482,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         Ok(self.allocator.free(allocation)?)
     }
 
-    /// Frees all live blocks and finishes all work of lanes, so that every pass starts from the same
-    /// state.
+    /// Frees all live blocks and finishes all work of lanes, so that no pass starts with live blocks.
     fn free_survivors(&mut self) -> Result<(), ReplayError> {
         for at in 0..self.blocks.len() {
             if let Some(allocation) = self.blocks[at].take() {

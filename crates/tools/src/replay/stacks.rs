@@ -1,11 +1,11 @@
-//! The stacks of a recording, each stored once.
+//! The call stacks of a recording, each stored once.
 //!
 //! Texts, frames and stacks are interned: equal ones have the same number. Of a stack with more than
 //! [`FRAMES_MAX`] frames, the innermost and the outermost ones are kept. Of a file's path the last
 //! [`TEXT_MAX_BYTES`] bytes are kept, of a function's name the first ones.
 //!
 //! The reader limits the memory of stacks. A stack that exceeds the limit is left out and counted. Texts
-//! are stored as recorded; the code that prints them removes control characters.
+//! may contain control characters; the code that prints them removes these.
 
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU32;
@@ -55,7 +55,7 @@ pub struct Stacks {
     left_out: u64,
 }
 
-/// A frame, as the numbers of its texts and its line.
+/// A frame: the numbers of its texts, and its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Numbers {
     file: u32,
@@ -89,15 +89,15 @@ impl Stacks {
         self.stack_ends.is_empty()
     }
 
-    /// Returns the number of events whose stack was left out because it exceeded the reader's memory
-    /// limit.
+    /// Returns how many stacks were left out because they exceeded the reader's memory limit. A stack to
+    /// which several events refer is counted once.
     #[must_use]
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// Returns the frames of a stack, innermost first. Returns none if the id belongs to another
-    /// recording.
+    /// Returns the frames of a stack, innermost first. Returns no frames if this recording has no stack
+    /// with the id.
     pub fn frames(&self, stack: StackId) -> impl Iterator<Item = Frame<'_>> {
         self.frame_numbers(stack).iter().map(|&number| self.frame(number))
     }
@@ -140,11 +140,11 @@ pub(super) struct StackBuilder {
     is_short: bool,
 }
 
-/// The bytes that a new item takes in a hash table in addition to its own, counting both the old and the
-/// new table while the table grows.
+/// The bytes that a new item takes in a hash table, in addition to those in its vector. Both the old and
+/// the new table are counted while the table grows.
 const TABLE_BYTES: u64 = 20;
 
-/// The bytes that a vector takes for each of its bytes while it grows by half and is moved.
+/// The bytes that a vector takes, at most, for each of its bytes while it grows by half and is moved.
 const MOVING: u64 = 3;
 
 /// Reserves this many more bytes. Returns false if that would exceed the memory limit.
@@ -154,13 +154,13 @@ fn check_growth(may_grow: MayGrow<'_>, bytes: usize) -> Option<()> {
     may_grow(bytes as u64 * MOVING + TABLE_BYTES).then_some(())
 }
 
-/// Returns the number of the next item.
+/// Returns the number of the next item, or `None` if the numbers have run out.
 fn next<T>(items: &[T]) -> Option<u32> {
     u32::try_from(items.len()).ok().filter(|&index| index < u32::MAX)
 }
 
-/// Pushes an item, and grows by half if needed. Growing to twice the size would hold three times the
-/// content during the move, but the readers guarantee at most six times the file for everything.
+/// Pushes an item, and grows by half if needed. During the move the old and the new memory are 2.5 times
+/// the content, for which [`MOVING`] reserves three.
 fn push<T>(into: &mut Vec<T>, item: T) {
     if into.len() == into.capacity() {
         into.reserve_exact((into.len() / 2).max(1));
@@ -187,7 +187,7 @@ fn tail(text: &str) -> &str {
 }
 
 impl StackBuilder {
-    /// Returns the number of a frame, for [`Self::add`]. `None` if it exceeds the memory limit.
+    /// Returns the number of a frame, for [`Self::add`], or `None` if it exceeds the memory limit.
     pub(super) fn frame(&mut self, frame: Frame<'_>, may_grow: MayGrow<'_>) -> Option<u32> {
         let file = self.text(tail(frame.file), may_grow)?;
         let function = self.text(head(frame.function), may_grow)?;

@@ -5,12 +5,13 @@
 //! first. Undoing an allocation removes a block, undoing a free adds a live one; the same holds for
 //! segments. The result is the layout before the first event.
 //!
-//! Sizes of blocks that were freed later are not recorded. They are derived from the requested bytes and
-//! from where the next block begins.
+//! The sizes of blocks that were freed later are not recorded. They are derived from the requested bytes
+//! and from where the next block begins.
 //!
-//! A replay under the recorded configuration starts from that layout (`native/install`): it allocates
-//! the layout's memory from the driver and puts the blocks at their places. Replays under other
-//! configurations, and searches for needs, start from the live blocks only.
+//! A replay under the recorded configuration starts from the layout before the first event
+//! (`strategies/native/install`): it allocates the layout's memory from the driver and puts the blocks at
+//! their places. Replays under other configurations, and searches for the smallest device, start from the
+//! live blocks only.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -29,14 +30,14 @@ pub struct LiveBlock {
     pub requested_bytes: u64,
     /// The block's size, if the final layout still contains the block.
     pub(crate) size_bytes: Option<u64>,
-    /// The address of the first block that was allocated directly behind this one while this one was
-    /// live. It took the start of a free block, so this block ended there. `None` if there was none.
+    /// The address of the first block that was allocated behind this one, in the same segment, while this
+    /// one was live. Allocations take the start of a free block, so this block probably ended there.
     next_free: Option<u64>,
     /// The block's stream.
     pub stream: StreamId,
-    /// The block's pool, if a segment contains it.
+    /// The pool of the segment that contains the block, or else the pool of the recorded free.
     pub pool: PoolId,
-    /// Whether the block had been freed already and was waiting for other streams.
+    /// Whether the block had been freed before the first event and was waiting for other streams.
     pub draining: bool,
 }
 
@@ -99,12 +100,12 @@ impl Start {
         }
     }
 
-    /// Returns the segments and mapped ranges, by address, without their blocks.
+    /// Returns the segments and mapped ranges before the first event, by address, without their blocks.
     pub(crate) fn held(&self) -> impl Iterator<Item = &SegmentLayout> {
         self.held.values()
     }
 
-    /// Returns the reserved bytes.
+    /// Returns the reserved bytes before the first event.
     #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         self.held.values().fold(0, |sum, held| sum.saturating_add(held.size_bytes))
@@ -116,15 +117,15 @@ impl Start {
         self.blocks.iter().fold(0, |sum, block| sum.saturating_add(block.requested_bytes))
     }
 
-    /// Returns true if no memory existed, which means that the recording is complete.
+    /// Returns true if no memory existed before the first event: then the recording is complete.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty() && self.held.is_empty()
     }
 
-    /// Returns the layout before the first event, under the recorded settings. Blocks that waited for
-    /// other streams are treated as live. Returns `None` if the parts of the recording contradict each
-    /// other, or if private pools had memory.
+    /// Returns the layout before the first event. Unknown sizes of blocks are derived with `settings`,
+    /// which should be the recorded ones. Blocks that waited for other streams are treated as live. Returns
+    /// `None` if the parts of the recording contradict each other, or if private pools had memory.
     #[must_use]
     pub fn layout(&self, settings: &Settings) -> Option<Vec<SegmentLayout>> {
         let mut rest = self.blocks.as_slice();
@@ -149,7 +150,7 @@ impl Start {
     }
 }
 
-/// Returns all blocks of one segment, live and free, in address order.
+/// Returns the live and free blocks of one segment in address order; `None` if they cannot tile it.
 fn tiles(
     live: &[LiveBlock],
     held: &SegmentLayout,
@@ -170,7 +171,8 @@ fn tiles(
         let room = next.checked_sub(address)?;
         let rounded = settings.roundup.round(block.requested_bytes.min(room));
         let size_bytes = block.size_bytes.unwrap_or_else(|| {
-            // Large blocks are split only if more than 1 MiB remains. Oversize blocks are never split.
+            // In a fixed segment of large blocks, a block is split only if more than 1 MiB remains, and
+            // never if the request has at least `max_split_bytes`.
             let whole = held.kind == PoolKind::Large
                 && !held.expandable
                 && (room.saturating_sub(rounded) <= MIB
@@ -203,7 +205,7 @@ pub(crate) fn free_block(address: u64, end: u64) -> BlockLayout {
     BlockLayout { address, size_bytes, requested_bytes: 0, state }
 }
 
-/// Returns the address ranges in which pages were ever mapped.
+/// Returns the contiguous address ranges in which pages were ever mapped: the end of each, by its start.
 fn ever_mapped(trace: &Trace) -> BTreeMap<u64, u64> {
     let is_page =
         |event: &&TraceEvent| matches!(event.action, Action::SegmentMap | Action::SegmentUnmap);
@@ -233,11 +235,11 @@ fn ever_mapped(trace: &Trace) -> BTreeMap<u64, u64> {
 struct Back {
     blocks: HashMap<u64, LiveBlock>,
     held: BTreeMap<u64, SegmentLayout>,
-    /// The kind of each expandable range, by stream and address. Undoing an unmap uses it to find the
-    /// kind of the pages.
+    /// The kind and pool of each known mapped range, by stream and address. When an unmap is undone, they
+    /// determine the kind and pool of the pages.
     kinds: BTreeMap<(StreamId, u64), (PoolKind, PoolId)>,
     /// The contiguous ranges that were ever mapped: the end of each, by its start. Each is inside one
-    /// reservation.
+    /// reservation, because a reservation is larger than the device and so never completely mapped.
     mapped: BTreeMap<u64, u64>,
 }
 
@@ -308,7 +310,7 @@ impl Back {
         })
     }
 
-    /// Removes pages from the mapped range that contains them.
+    /// Removes pages from the mapped range that contains them all, if there is one.
     fn unmap(&mut self, address: u64, size_bytes: u64) {
         let end = address.saturating_add(size_bytes);
         let held_end = |held: &SegmentLayout| held.address.saturating_add(held.size_bytes);
@@ -325,20 +327,20 @@ impl Back {
         self.kinds.entry((held.stream, address)).or_insert((held.kind, held.pool));
     }
 
-    /// Adds pages and joins them with adjacent ranges of the same kind.
+    /// Adds pages and joins them with adjacent ranges of the same stream and kind.
     fn map(&mut self, event: &TraceEvent) {
         let TraceEvent { address, size_bytes, stream, .. } = *event;
         let below = self.kinds.range(..=(stream, address)).next_back();
         let above = self.kinds.range((stream, address)..).next();
         let near = below.into_iter().chain(above).filter(|((of, _), _)| *of == stream);
         let stretch = |at| self.mapped.range(..=at).next_back().map(|(start, _)| *start);
-        // Prefers a range in the same reservation, because another reservation may follow without a gap.
+        // Prefers ranges in the same contiguous range, because pages of another reservation may be closer.
         let nearest = near
             .map(|((_, at), found)| {
                 ((stretch(*at) != stretch(address), at.abs_diff(address)), *found)
             })
             .min_by_key(|(distance, _)| *distance);
-        // If no range of the stream is known, a multiple of 20 MiB counts as large pages.
+        // If no range of the stream is known, a multiple of 20 MiB counts as pages for large blocks.
         let by_size = match size_bytes.is_multiple_of(20 * MIB) {
             true => (PoolKind::Large, PoolId::DEFAULT),
             false => (PoolKind::Small, PoolId::DEFAULT),
@@ -370,8 +372,9 @@ impl Back {
 mod tests {
     use super::*;
 
-    /// A small reservation begins right behind a large one. The last pages of the large one were
-    /// unmapped. They are closer to the small reservation than to any range that is mapped at the end.
+    /// A reservation for small blocks begins right behind one for large blocks. The last pages of the
+    /// latter were unmapped. They are closer to the small blocks' pages than to the large blocks' pages
+    /// that are still mapped at the end.
     #[test]
     fn unmapped_pages_belong_to_the_stretch_that_they_continue() {
         let (large, small, page) = (1_u64 << 40, (1_u64 << 40) + 400 * MIB, 20 * MIB);

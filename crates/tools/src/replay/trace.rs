@@ -1,6 +1,6 @@
 //! A recording in memory: the events of one device, the final layout and the settings.
 //!
-//! The readers build and check it, for any encoding. Addresses and sizes are in bytes.
+//! The readers build and check a [`Trace`], for any encoding. Addresses and sizes are in bytes.
 
 use serde::Serialize;
 
@@ -21,18 +21,18 @@ pub struct Trace {
     pub conf: String,
     /// The device whose events these are.
     pub device: u32,
-    /// The number of other devices with entries in the recording, or with memory if no device has
-    /// entries. Their data is not included.
+    /// The number of other devices with entries in the recording, or with memory if no device has entries.
+    /// 0 if the reader was limited to one device that has entries. Their data is not included.
     pub other_devices: u32,
     /// Whether the recording is a log of requests, without an allocator's decisions.
     pub requests_only: bool,
     /// The stacks that events refer to.
     pub stacks: Stacks,
-    /// Additional data, if this library wrote the snapshot.
+    /// What only this library's snapshots contain, if it wrote the snapshot.
     pub made_here: Option<MadeHere>,
     /// Entries whose action is unknown. They are not among the events.
     pub unknown: UnknownEntries,
-    /// The oldest version of PyTorch whose snapshots have the keys of this one.
+    /// The oldest version of PyTorch whose snapshots have this one's keys, if the keys show it.
     pub torch: Option<TorchVersion>,
     /// Texts that the program attached to blocks, in order.
     pub annotations: Vec<Annotation>,
@@ -43,7 +43,7 @@ pub struct Trace {
 /// A text that a program attached to a live block, as `torch.cuda.memory._annotate_tensor` does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Annotation {
-    /// The number of events before the annotation.
+    /// The number of events before the annotation in the recording.
     pub events_before: u32,
     /// The address of the block.
     pub address: u64,
@@ -147,8 +147,8 @@ impl Trace {
     }
 
     /// Returns the configuration with the rules that applied when the recording was made. For PyTorch's
-    /// recordings these are the rules of their version, unless `config` sets others. This library's
-    /// recordings contain their rules.
+    /// recordings these are the rules of the recording's version, unless `config` names a version. For
+    /// recordings of this library, returns `config` unchanged.
     #[must_use]
     pub fn as_recorded(&self, config: Config) -> Config {
         match (self.made_here, config.settings().compat) {
@@ -178,7 +178,7 @@ impl Trace {
     }
 }
 
-/// Additional data in snapshots of this library: all further inputs of its decisions.
+/// Additional data in snapshots of this library: inputs of its decisions that PyTorch does not record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MadeHere {
     /// The limit on reserved bytes.
@@ -202,7 +202,7 @@ pub struct TraceEvent {
     pub pool: PoolId,
     /// Whether the recording contains the pool.
     pub names_pool: bool,
-    /// Whether the entry has the label `empty_cache`, which means that an explicit call caused it.
+    /// Whether the entry has the label `empty_cache`: an explicit call of `empty_cache` caused it.
     pub empty_cache: bool,
     /// The stack of the caller, if the recording has stacks.
     pub stack: Option<StackId>,

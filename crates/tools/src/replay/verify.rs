@@ -1,12 +1,13 @@
 //! Compares the engine's decisions with those of the recorded allocator.
 //!
-//! The recorded requests are sent to an engine whose driver returns the recorded segment addresses.
-//! Everything else is decided by the engine and compared: the address of every block, every segment
-//! event and every completed free in order, and the final layout.
+//! The recorded requests and frees are sent to a native engine whose driver returns the recorded segment
+//! addresses. The engine's decisions are compared: the address of every block, every segment event and
+//! every completed free in order, and the final layout. Two decisions that depend on unrecorded state are
+//! taken from the recording: blocks of a restored checkpoint (`answer`), and retries (`is_retry`).
 //!
-//! Explicit `empty_cache` calls are inferred. If the recording has a release before a request, and the
-//! engine would not begin that request with a release (`Engine::predict`), an explicit call caused the
-//! release. A call that released nothing leaves no event and cannot be inferred.
+//! Explicit `empty_cache` calls have a label or are inferred. If the recording has a release before a
+//! request, and the engine would not begin that request with a release (`Engine::predict`), an explicit
+//! call caused the release. A call that released nothing leaves no event and cannot be inferred.
 //!
 //! The moments at which other streams' work finished are taken from the recording, because they depend
 //! on the timing of the recorded device.
@@ -38,12 +39,12 @@ use stratalloc_sim::{EventMode, Recorded, RecordedAddresses, Sim, SimOptions};
 /// The result of comparing the replay's decisions with the recorded ones.
 #[derive(Clone, Debug, Default)]
 pub struct Verification {
-    /// Counters and the duration of the replay. Without times of operations.
+    /// Counters and the duration of the replay. The time per operation is not measured.
     pub run: Run,
-    /// The number of block addresses and failures that differ.
+    /// The number of requests with another address or result, and of frees of blocks that are not live.
     pub address_mismatches: u64,
-    /// The number of segment events and `FreeCompleted` events that differ in order, size, address or
-    /// stream.
+    /// The number of segment events and `FreeCompleted` events that differ in order, action, size, address
+    /// or stream.
     pub segment_mismatches: u64,
     /// The number of segments in the final layout that differ.
     pub layout_mismatches: u64,
@@ -51,11 +52,11 @@ pub struct Verification {
     pub first_mismatch: Option<String>,
     /// The recorded requests, and the inferred calls of `empty_cache`.
     pub workload: Workload,
-    /// Whether the limit is too low or too high, if the first difference shows that.
+    /// Whether the limit on reserved bytes is too low or too high, if the first difference shows that.
     pub limit: Option<Misfit>,
 }
 
-/// How the limit of a replay differs from the one under which the recording was made.
+/// How the limit on reserved bytes in a replay differs from the one in the recorded program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Misfit {
     /// The replay released memory or failed where the recorded allocator allocated a segment.
@@ -77,9 +78,9 @@ impl Verification {
 ///
 /// # Errors
 ///
-/// [`ReplayError`] when the recording cannot be replayed. Either the configuration builds no engine, or
-/// the state before the first event is unknown, or the recording has more pairs of stream and pool than
-/// any program.
+/// [`ReplayError`] when the recording cannot be replayed: for example, it is a log of requests, the
+/// configuration builds no engine, the state before the first event is unknown, or there are more pairs of
+/// stream and pool than in any program.
 pub fn verify(
     trace: &Trace,
     config: &Config,
@@ -183,7 +184,7 @@ pub fn verify_until(
 struct Verifier<'a> {
     engine: &'a Engine,
     device: &'a Recorded<Arc<Sim>>,
-    /// Whether requests to a private pool are made inside a capture scope.
+    /// Whether requests to a recorded private pool are made inside a capture scope.
     routing_is_capture: bool,
     lanes: LaneWork,
     builder: Builder,
@@ -210,7 +211,7 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Frees a block that the lane still uses. `address` is the recorded one.
+    /// Frees a block that the lane still uses. `address` is the block's recorded address.
     fn free_in_use(
         &mut self,
         allocation: Allocation,
@@ -282,9 +283,9 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Returns true if the recorded request found no memory, waited for events and then retried. Before
-    /// the completions it had no free block (`before`); after them a free block fits and nothing is
-    /// pending, and yet free segments were released and a segment was allocated.
+    /// Returns true if the recorded request found no memory, waited for events and then retried. Before the
+    /// completions no free block fitted and no segment could be allocated (`before`). After them a free
+    /// block fits and no work is pending, and yet the recording releases segments and allocates one.
     fn is_retry(
         &self,
         before: Option<Prediction>,
@@ -302,7 +303,7 @@ impl Verifier<'_> {
             && matches!(self.engine.predict(pool, asked_by(request)), Prediction::Hit(_))
     }
 
-    /// Returns true if an explicit call caused the releases at the start of `rest`.
+    /// Returns true if an explicit call of `empty_cache` caused the releases at the start of `rest`.
     fn is_explicit(&self, rest: &[TraceEvent], pool: PoolId, request: Option<&TraceEvent>) -> bool {
         let Some(first) = rest.first().filter(|event| event.reserved_change() < 0) else {
             return false;
@@ -311,8 +312,8 @@ impl Verifier<'_> {
             || request.is_none_or(|request| {
                 match self.engine.predict(pool, asked_by(request)) {
                     Prediction::Collect(own) => is_beyond(rest, &own),
-                    // At the limit, the engine first releases an oversize block. If the recorded release is
-                    // of another segment, an explicit call caused it.
+                    // If the limit forbids the segment, the engine first releases an oversize block, if it
+                    // has one. If another segment was released, an explicit call caused that.
                     Prediction::Limit(oversize) => oversize.is_some_and(|own| own != first.address),
                     Prediction::Hit(_) | Prediction::Grow | Prediction::Refuse => true,
                 }
@@ -330,8 +331,8 @@ impl Verifier<'_> {
     }
 
     /// Returns the engine's result for a recorded request. If a request to a private pool allocated no
-    /// segment and best fit would not choose its recorded address, a checkpoint was restored. The block
-    /// is then placed at that address.
+    /// segment, and best fit would not choose its recorded address, the program had restored a checkpoint
+    /// of the pool. The block is then placed at the recorded address, if it is free there.
     fn answer(
         &self,
         grew: bool,
@@ -367,8 +368,8 @@ impl Verifier<'_> {
         // If the call released nothing, all remaining events count as differing, so that the caller's
         // loop ends.
         let taken = if seen.is_empty() { rest.len() } else { seen.len().min(rest.len()) };
-        // If the events differ, they did not come from a call but from a request that reached the limit
-        // or started the garbage collector. So the limit of this replay is too high.
+        // If the events differ, a request that reached the limit or started the garbage collector caused
+        // them, not an explicit call. So the limit of this replay is too high.
         self.suspect(Some(Misfit::TooHigh), |me| {
             me.compare(at, "empty_cache", &seen, &rest[..taken]);
         });
@@ -410,7 +411,7 @@ impl Verifier<'_> {
                 _ => None,
             }
         });
-        // The recording has no address for a driver call, so nothing after it can be compared.
+        // The recording has no address for a driver call of the replay. Nothing after that can be compared.
         if let Err(AllocError::Driver(error)) = &answer {
             self.suspect(misfit.or(Some(Misfit::TooHigh)), |me| {
                 me.differ(at, || format!("{error}, after {}", describe::done(&seen)));
@@ -457,8 +458,8 @@ impl Verifier<'_> {
         std::mem::take(&mut self.seen)
     }
 
-    /// Compares events. The order of adjacent completions is ignored, because an allocator that waits
-    /// for all events visits the streams in the order of a hash table.
+    /// Compares events. The order of adjacent `FreeCompleted` events is ignored, because an allocator that
+    /// waits for all events visits the streams in the order of a hash table.
     fn compare(&mut self, at: usize, what: &str, seen: &[Event], recorded: &[TraceEvent]) {
         let ours = seen.iter().map(|e| (e.action, e.address, e.size_bytes, e.stream));
         let theirs = recorded.iter().map(|e| (e.action, e.address, e.size_bytes, e.stream));
@@ -487,7 +488,8 @@ impl Verifier<'_> {
         }
     }
 
-    /// Runs `differ`. If that finds the first difference, stores in which direction the limit is wrong.
+    /// Runs `differ`. If that finds the first difference, stores `misfit`, the direction of the wrong
+    /// limit.
     fn suspect(&mut self, misfit: Option<Misfit>, differ: impl FnOnce(&mut Self)) {
         let first = self.result.first_mismatch.is_none();
         differ(self);
@@ -500,12 +502,12 @@ impl Verifier<'_> {
         self.result.first_mismatch.get_or_insert_with(|| format!("at event {at}: {}", how()));
     }
 
-    /// Compares the final layouts. `is_late` is true if the recording begins after the program's start.
+    /// Compares the final layouts. `is_late` is true if memory existed before the first event.
     fn compare_layout(&mut self, trace: &Trace, is_late: bool) {
         let ours = self.engine.layout();
         let events = trace.events.len();
-        // A free block keeps the size of the last request that it served. That size is unknown if the
-        // request came before the recording. So for a late recording it is compared for no free block.
+        // A free block keeps the requested size of the last request that it served. A late recording may
+        // not contain this request. So requested sizes of free blocks are then not compared.
         let same = |(a, b): &(&SegmentLayout, &SegmentLayout)| match is_late {
             false => a == b,
             true => without_old_requests(a) == without_old_requests(b),
@@ -531,8 +533,8 @@ fn asked_by(event: &TraceEvent) -> Request {
     Request::new(event.size_bytes, event.stream)
 }
 
-/// Returns true if the releases at the start of `rest` cover all free segments, although the garbage
-/// collector would release others or fewer.
+/// Returns true if the releases at the start of `rest` are as many as there are free segments in the
+/// default pool, and differ from those that the garbage collector would make, or begin with.
 fn is_beyond(rest: &[TraceEvent], collection: &Collection) -> bool {
     let releases = rest.iter().take_while(|event| event.action == Action::SegmentFree);
     let addresses: Vec<u64> = releases.map(|event| event.address).collect();
@@ -552,8 +554,8 @@ fn without_old_requests(segment: &SegmentLayout) -> SegmentLayout {
     plain
 }
 
-/// Returns the direction in which the limit is wrong, judged by the first differing segment event.
-/// `failed` is true if the request finally failed.
+/// Returns the direction in which the limit is wrong, judged by the first differing segment event. `failed`
+/// is true if the request failed in the replay.
 fn misfit(seen: &[Event], recorded: &[TraceEvent], failed: bool) -> Option<Misfit> {
     let releases = |action: Action| matches!(action, Action::SegmentFree | Action::SegmentUnmap);
     let key = |at: usize| {

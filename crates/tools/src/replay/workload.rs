@@ -1,8 +1,8 @@
 //! The requests of a recording, without the decisions of its allocator.
 //!
 //! Events become operations: allocations, frees, frees of blocks that other streams still use, the
-//! completion of those streams' work, and explicit calls of `empty_cache`. Such calls leave no event of
-//! their own and are inferred. Blocks from before the recording are allocated first.
+//! completion of those streams' work, and explicit calls of `empty_cache`. These calls leave no event of
+//! their own and are inferred from releases. Blocks from before the recording are allocated first.
 //!
 //! Recordings do not contain the streams that delay a free. **Lanes** replace them: a lane is a made-up
 //! stream, and frees that wait for the same lane complete in order.
@@ -50,7 +50,7 @@ pub enum Op {
         /// The lane, which stands for the stream that uses the block.
         lane: StreamId,
     },
-    /// Finishes the work that a [`FreeInUse`](Self::FreeInUse) waits for, so that the block becomes free.
+    /// Finishes the work that a [`FreeInUse`](Self::FreeInUse) waits for, so its block can become free.
     Finished {
         /// The block's number.
         id: u32,
@@ -77,9 +77,9 @@ pub struct Workload {
     pub ops: Vec<Op>,
     /// The number of blocks. Every `id` is below it.
     pub blocks: u32,
-    /// The number of these blocks that were live before the recording began.
+    /// The number of these blocks that existed before the recording began.
     pub seeded: u32,
-    /// The number of calls of `empty_cache` that were inferred.
+    /// The number of explicit calls of `empty_cache`.
     pub empty_caches: u32,
     /// The private pools that blocks came from.
     pub pools: Vec<PoolId>,
@@ -89,10 +89,10 @@ pub struct Workload {
 /// operation, so the events of different operations never interleave.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Group<'a> {
-    /// A free. `at_once` is true if the block became free immediately.
+    /// The free of a block. `at_once` is true if the block became free immediately.
     Free { requested: &'a TraceEvent, at_once: bool },
-    /// `FreeCompleted` events, segment events, and the request that caused them. Without a request, an
-    /// explicit `empty_cache` caused them.
+    /// A request and the events before it that belong to its operation. Without a request, an explicit
+    /// `empty_cache` caused the events.
     Request {
         /// `FreeCompleted` events and segment events.
         events: &'a [TraceEvent],
@@ -102,7 +102,7 @@ pub(super) enum Group<'a> {
     },
 }
 
-/// Returns true if the freed block becomes free immediately.
+/// Returns true if the freed block becomes free immediately, which the next event shows.
 fn is_at_once(free: &TraceEvent, next: Option<&TraceEvent>) -> bool {
     next.is_some_and(|e| e.action == Action::FreeCompleted && e.address == free.address)
 }
@@ -132,11 +132,10 @@ pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = (usize, Grou
 
 /// The maximum number of lanes of a recording.
 const LANES_MAX: usize = 4096;
-/// The lane of blocks that were freed before the recording began and became free during it.
+/// The lane of blocks that were freed before the recording began but had not become free.
 pub(super) const LANE_BEFORE: StreamId = StreamId(u64::MAX - LANES_MAX as u64);
 
-/// Assigns a lane to each delayed free: the smallest number of streams that can explain when each block
-/// became free.
+/// Assigns a lane to each delayed free, with as few lanes as can explain when the blocks became free.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     /// The lane of each delayed free, by the index of its event.
@@ -164,8 +163,8 @@ impl Lanes {
         let mut ends: Vec<usize> = Vec::new();
         let mut lane_of = HashMap::new();
         for (start, end) in spans {
-            // `ends` decreases from lane to lane. If a recording needs more lanes than any program has
-            // streams, the last lane is shared.
+            // `ends` decreases from lane to lane. If a recording needs more than `LANES_MAX` lanes, the
+            // last lane is shared.
             let lane = ends.partition_point(|&last| last > end).min(LANES_MAX - 1);
             if lane == ends.len() {
                 ends.push(end);
@@ -186,10 +185,9 @@ impl Lanes {
 impl Workload {
     /// Returns the operations of a recording.
     ///
-    /// Explicit calls of `empty_cache` are taken from labels if the recording has any. Otherwise a
-    /// release is taken for an explicit call if the following request neither allocated a segment nor
-    /// failed. `verify` infers them more precisely from the engine's state. `total_bytes` is the memory
-    /// of the recorded device.
+    /// A release counts as an explicit call of `empty_cache` if it has that label, or if the following
+    /// request neither allocated a segment nor failed. `verify` infers these calls more precisely from the
+    /// engine's state. `total_bytes` is the memory of the recorded device.
     #[must_use]
     pub fn of(trace: &Trace, total_bytes: u64) -> Self {
         let mut builder = Builder::new(trace, &Start::of(trace), total_bytes);
@@ -230,8 +228,8 @@ impl Workload {
     }
 }
 
-/// Returns true if an explicit `empty_cache`, not the request that follows, caused the segment releases
-/// at the start of an operation's events.
+/// Returns true if an explicit `empty_cache`, not the request that follows, caused the segment releases at
+/// the start of an operation's events.
 fn is_explicit(segments: &[TraceEvent], request: Option<&TraceEvent>) -> bool {
     let Some(first) = segments.first().filter(|event| event.reserved_change() < 0) else {
         return false;
@@ -268,7 +266,7 @@ impl Builder {
     }
 
     /// Adds the blocks from before the first event. Allocates each of them, then frees those that waited
-    /// for other streams, in the order in which they became free.
+    /// for other streams, in the order in which they became free. Those that never did come last.
     fn seed(&mut self, trace: &Trace, start: &Start) {
         let mut draining = HashMap::new();
         for block in &start.blocks {
@@ -349,8 +347,8 @@ impl Builder {
         self.workload.empty_caches += 1;
     }
 
-    /// Returns the blocks that waited for other streams when the recording began, as indices of the
-    /// blocks before the first event.
+    /// Returns the blocks that waited for other streams when the recording began, as indices into
+    /// `Start::blocks`.
     pub(super) fn freed_before(&self) -> Vec<u32> {
         let behind = self.workload.ops.iter().skip(self.workload.seeded as usize);
         let freed = behind.map_while(|op| match op {

@@ -1,14 +1,14 @@
 //! Limits the memory of a reader in proportion to the bytes decoded so far.
 //!
 //! All parts of a reader together may hold [`MEMORY_FACTOR`] times the decoded bytes. A decompressor's
-//! window takes at most twice its output, three times while the window grows: half of the factor. The
-//! heap of values gets the other half.
+//! window takes at most twice its output, and three times while the window grows, which is half of the
+//! factor. The values of the file ([`Heap`](super::heap::Heap)) get the other half.
 
 use super::MEMORY_FACTOR;
 
 /// The bytes that a reader may hold even for the smallest file.
 const FREE_BYTES: u64 = 256 * 1024;
-/// The part of the factor that the heap may use while a decompressor exists.
+/// The part of [`MEMORY_FACTOR`] that `Heap` may use while a decompressor exists.
 const HEAP_FACTOR: u64 = MEMORY_FACTOR / 2;
 
 /// An error: the reader would hold more memory than the decoded bytes allow.
@@ -56,8 +56,8 @@ impl Budget {
         Ok(vec)
     }
 
-    /// Makes room for `extra` more items. While a vector is moved, both its old and its new memory are
-    /// counted.
+    /// Makes room for `extra` more items. If the vector must be moved, its old and its new memory are both
+    /// counted until it has been moved.
     #[inline]
     pub(super) fn reserve<T>(&mut self, vec: &mut Vec<T>, extra: usize) -> Result<(), OverBudget> {
         if vec.capacity() - vec.len() >= extra {
@@ -71,7 +71,7 @@ impl Budget {
         let size = size_of::<T>() as u64;
         let old = vec.capacity();
         let needed = vec.len().saturating_add(extra).max(64);
-        // Grow by half. Near the limit, grow by an eighth.
+        // Grow by half. If that exceeds the limit, grow by an eighth.
         let mut new = needed.max(old + old / 2);
         if self.charge((new as u64).saturating_mul(size)).is_err() {
             new = needed.max(old + old / 8);

@@ -1,8 +1,8 @@
 //! Detects the format of a file by its first bytes, and decompresses it.
 //!
-//! Several compressed members in a row are treated as one file, as `xz`, `gzip` and `zstd` themselves
-//! do. Each decompressor used here grows its window with its output, so a header that claims a large
-//! window costs no memory. Checksums are verified.
+//! Several compressed members in a row are treated as one file, as `xz`, `gzip` and `zstd` themselves do.
+//! Each decompressor used here grows its window with its output, so a header that claims a large window
+//! does not cause a large allocation. Checksums are verified.
 
 use std::io::{self, BufReader, Cursor, Read};
 
@@ -17,7 +17,7 @@ use super::input::Input;
 const XZ_MAGIC: &[u8] = b"\xfd7zXZ\0";
 const GZIP_MAGIC: &[u8] = b"\x1f\x8b";
 const ZSTD_MAGIC: &[u8] = b"\x28\xb5\x2f\xfd";
-/// A skippable frame begins with any byte from 0x50 to 0x5f, followed by these three.
+/// A skippable zstd frame begins with any byte from 0x50 to 0x5f, followed by these three.
 const ZSTD_SKIPPABLE_MAGIC: &[u8] = b"\x2a\x4d\x18";
 const MAGIC_BYTES: usize = 6;
 const FILE_BUFFER_BYTES: usize = 16 * 1024;
@@ -31,8 +31,8 @@ pub(super) enum Format {
 }
 
 /// Returns a reader of the decoded bytes of a file. Reports the number of bytes read from the file to
-/// `progress`. Decompresses little more than `limit_bytes`; a decompressor that buffers its output then
-/// fails with [`OverLimit`].
+/// `progress`. Decompression of zstd fails with [`OverLimit`] soon after `limit_bytes`. Other formats are
+/// limited by [`Input`], which reads from this reader.
 pub(super) fn decoder<'a>(
     bytes: impl Read + 'a,
     progress: Option<&'a dyn Fn(u64)>,
@@ -64,7 +64,7 @@ pub(super) fn decoder<'a>(
     })
 }
 
-/// Detects the format of the decoded bytes. Skips white space and a byte order mark before JSON.
+/// Detects the format of the decoded bytes. Skips leading white space and a byte order mark.
 pub(super) fn format(input: &mut Input<'_>) -> Result<Format, Failure> {
     loop {
         let at = input.offset();
@@ -95,7 +95,7 @@ fn describe(first: &[u8]) -> String {
     }
 }
 
-/// A reader that reports how many bytes of the file were read.
+/// A reader that reports to `progress` how many bytes of the file were read.
 struct Counted<'a, R> {
     bytes: R,
     taken: u64,
@@ -118,11 +118,11 @@ impl<R: Read> Read for Counted<'_, R> {
 #[error("more decoded bytes than the limit allows")]
 pub(super) struct OverLimit;
 
-/// The number of bytes decompressed before the limit is checked again.
+/// The number of zstd bytes decompressed before the limit is checked again.
 const ZSTD_STEP_BYTES: usize = 64 * 1024;
 
-/// Decodes consecutive zstd frames, without the skippable ones. The decoder buffers a whole window until
-/// a frame ends, so the decompressed bytes are counted here and not by the caller.
+/// Decodes consecutive zstd frames and skips the skippable ones. The decoder may buffer a whole window
+/// before it returns bytes, so the decompressed bytes are counted here.
 struct ZstdFrames<R> {
     source: R,
     limit_bytes: u64,
@@ -181,7 +181,7 @@ impl<R: Read> Read for ZstdFrames<R> {
             while frame.can_collect() == 0 && !frame.is_finished() {
                 let step = BlockDecodingStrategy::UptoBytes(ZSTD_STEP_BYTES);
                 frame.decode_blocks(&mut self.source, step).map_err(io::Error::other)?;
-                // The last step of a frame is not counted, because it may be shorter.
+                // The last step of a frame is not counted, because it may be shorter than the others.
                 if !frame.is_finished() {
                     self.kept_bytes += ZSTD_STEP_BYTES as u64;
                 }

@@ -1,6 +1,7 @@
 //! Errors of the reader: the file, the position in the file, and what was expected there.
 //!
-//! Inner layers do not have the file's name. They return a [`Failure`], to which `read` adds the name.
+//! Inner layers do not have the file's name. They return a [`Failure`], to which `read_bytes` adds the
+//! name.
 
 use std::io;
 
@@ -24,7 +25,7 @@ pub enum Failure {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// The bytes could not be read or unpacked.
+    /// The bytes could not be read or decompressed.
     #[error("cannot be read beyond decoded byte {at}: {source}")]
     Read {
         /// Bytes decoded before the error.
@@ -38,16 +39,16 @@ pub enum Failure {
          {found} (the name does not count)"
     )]
     Unknown {
-        /// The beginning of the file.
+        /// A description of the first bytes.
         found: String,
     },
-    /// The file holds more bytes than [`Limits`](super::Limits) allow.
+    /// The file holds more decoded bytes than [`Limits`](super::Limits) allow.
     #[error("holds more than {limit_bytes} decoded bytes, the limit")]
     TooLarge {
         /// The limit.
         limit_bytes: u64,
     },
-    /// The pickle is malformed, or contains opcodes that no snapshot uses.
+    /// The pickle is malformed, exceeds a limit, or contains opcodes that are refused.
     #[error("{problem} (decoded byte {at})")]
     Pickle {
         /// Offset of the opcode in the decoded bytes.
@@ -55,7 +56,7 @@ pub enum Failure {
         /// The problem.
         problem: PickleProblem,
     },
-    /// The file is not JSON, is cut off, or is nested too deeply.
+    /// The file is not JSON, is cut off, is nested too deeply, or needs too much memory.
     #[error("{problem} (decoded byte {at}, in {path})")]
     Json {
         /// Offset in the decoded bytes.
@@ -104,7 +105,7 @@ pub enum PickleProblem {
     /// A protocol other than 2 to 5.
     #[error("pickle protocol {0}, expected 2 to 5")]
     Protocol(u8),
-    /// The file ends before the pickle does.
+    /// The file ends before the pickle ends.
     #[error("the pickle is cut off")]
     Ends,
     /// Bytes follow the end of the pickle.
@@ -118,10 +119,10 @@ pub enum PickleProblem {
         /// The values that the opcode needs.
         expected: &'static str,
     },
-    /// A reference to a memo entry that was never stored.
+    /// The pickle refers to a memo entry that was never stored.
     #[error("memo entry {0} was never stored")]
     Memo(u32),
-    /// More open marks than the limit.
+    /// More `MARK` opcodes are open than [`Limits::nesting`](super::Limits::nesting) allows.
     #[error("more than {0} marks are open at once, the limit")]
     Nesting(usize),
     /// The values need more memory than the decoded bytes allow.

@@ -1,7 +1,7 @@
 //! The fields of a snapshot's entries: events, blocks and segments.
 //!
-//! Older and newer files differ in which optional fields they have. Each default is given where the
-//! field is read.
+//! Older and newer files differ in which optional fields they have. The default of such a field is given
+//! where the field is read.
 
 use super::error::Mismatch;
 use super::heap::Record;
@@ -12,7 +12,7 @@ use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::PoolKind;
 
-/// A value without structure, or a pair of numbers. No field that is read has any other value.
+/// The value of a field: a value without structure, or a pair of numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Scalar {
     None,
@@ -25,7 +25,7 @@ pub(super) enum Scalar {
     Other(&'static str),
 }
 
-/// The maximum number of characters of an unknown text that are kept and printed.
+/// The maximum number of characters kept of a text that is not a [`Word`].
 pub(super) const SHOWN_CHARS: usize = 80;
 
 impl Scalar {
@@ -128,8 +128,8 @@ pub(super) trait Entry: Sized {
     /// The name of this kind of entry, for messages.
     const WHAT: &'static str;
 
-    /// Reads an entry. Returns `None` for entries that do not concern memory, after adding them to
-    /// [`Interpreter::beside`].
+    /// Reads an entry. Returns `None` for an entry that is not an event. Annotations and unknown actions
+    /// are added to [`Interpreter::beside`]; other such entries are ignored.
     fn read(from: &mut Interpreter<'_>, record: &Record) -> Result<Option<Self>, Stop>;
 }
 
@@ -141,9 +141,9 @@ enum Kind {
     Memory(Action),
     /// `annotate`: a text attached to a block.
     Annotate,
-    /// `snapshot` and `user_defined`: entries that do not concern memory and are ignored.
+    /// `snapshot` and `user_defined`: entries that are ignored.
     Remark,
-    /// An action that only newer versions of PyTorch have.
+    /// Any other action, as newer versions of PyTorch may have.
     Unknown(String),
 }
 
@@ -207,8 +207,8 @@ fn too_far(size_bytes: u64, address: u64) -> Mismatch {
     Mismatch::new("memory that ends below 2^64", format!("{size_bytes} bytes at {address}"))
 }
 
-/// The address of a block in old files, which do not contain it, until `lay_blocks` computes it. No real
-/// block starts here.
+/// Stands for the address of a block in old files, which do not contain it, until `lay_blocks` computes it.
+/// No real block starts at this address.
 const ADDRESS_ABSENT: u64 = u64::MAX;
 
 impl Entry for BlockLayout {
@@ -236,7 +236,7 @@ impl Entry for BlockLayout {
     }
 }
 
-/// A segment, and its device if the file contains that.
+/// A segment and its device. `None` for host memory, and if the file does not contain the device.
 pub(super) struct ListedSegment {
     pub(super) device: Option<u32>,
     pub(super) layout: SegmentLayout,
@@ -264,7 +264,7 @@ impl Entry for ListedSegment {
                 address,
                 size_bytes,
                 stream: needed(stream, "the key stream")?,
-                // Old files do not contain the kind.
+                // Old files do not contain the kind. It is then derived from the size.
                 kind: kind.unwrap_or(PoolKind::of_segment(size_bytes)),
                 pool: pool.unwrap_or(PoolId::DEFAULT),
                 expandable: expandable.unwrap_or(false),
@@ -274,7 +274,7 @@ impl Entry for ListedSegment {
     }
 }
 
-/// Checks that the blocks tile the segment, and computes addresses that the file does not contain.
+/// Checks that the blocks tile the segment, and computes the addresses that are not in the file.
 fn lay_blocks(start: u64, size_bytes: u64, blocks: &mut [BlockLayout]) -> Result<(), Mismatch> {
     start.checked_add(size_bytes).ok_or_else(|| too_far(size_bytes, start))?;
     let mut sum_bytes = 0_u64;

@@ -1,14 +1,14 @@
 //! The values of a file (numbers, words and references, of eight bytes each) and their containers.
 //!
-//! All data of variable length is in one array of bytes: texts, tuples, pieces of lists and the records
-//! of dictionaries. In that array each value takes one to ten bytes, as a variable-length integer with
-//! the low seven bits first. A dictionary keeps only keys that are [`Word`]s, and for each the last
-//! value, in the order of the keys. Containers are referred to by number; there are no pointers.
+//! All data of variable length is in one array of bytes: texts, tuples, pieces of lists and the records of
+//! dictionaries. In that array each value takes one to ten bytes, as a variable-length integer with the low
+//! seven bits first. A dictionary keeps only keys that are [`Word`]s, each with its last value, in the
+//! order of the keys. Containers are referred to by number; there are no pointers.
 
 use super::budget::{Budget, OverBudget};
 use super::words::{KEYS, WORD_MAX_BYTES, Word};
 
-/// A value: three bits of kind, 61 bits of content.
+/// A value: its kind in the low three bits, its content in the other 61.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Value(u64);
 
@@ -20,15 +20,15 @@ pub(super) enum View {
     /// A negative number, as its magnitude.
     Negative(u64),
     Word(Word),
-    /// The offset of a text.
+    /// The offset of a text in the array of bytes.
     Text(usize),
     List(usize),
     Dict(usize),
-    /// The offset of a tuple.
+    /// The offset of a tuple in the array of bytes.
     Tuple(usize),
 }
 
-/// Values that have no content.
+/// Values without content. The contents of floats and of byte strings are not kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Constant {
     None,
@@ -52,8 +52,8 @@ const CONSTANTS: [Constant; 6] = [
 const KIND_BITS: u32 = 3;
 const CONSTANT: u64 = 0;
 const INT: u64 = 1;
-/// If the low bit of the content is 1, the number has more than 61 bits and is stored in the array of
-/// bytes.
+/// An integer that `INT` cannot represent. If the low bit of the content is 0, the other bits are the
+/// magnitude of a negative number. If it is 1, they are the offset of a number of more than 61 bits.
 const OTHER_INT: u64 = 2;
 const WORD: u64 = 3;
 const TEXT: u64 = 4;
@@ -87,9 +87,9 @@ impl Value {
         }
     }
 
-    /// Returns the offset of the content, or the number of the container, that a reference points to.
+    /// Returns the offset in the array of bytes, or the number of the container, that a reference contains.
     fn place(self) -> usize {
-        // Offsets and numbers of containers are 32 bits wide.
+        // Offsets and numbers of containers have at most 32 bits, so they fit.
         usize::try_from(self.0 >> KIND_BITS).unwrap_or(usize::MAX)
     }
 
@@ -123,7 +123,7 @@ pub(super) type Record = [Option<Value>; KEYS];
 impl Heap {
     pub(super) fn new() -> Self {
         Self {
-            // The empty tuple, which is a length of zero.
+            // The empty tuple is at offset 0 and consists of its length, 0.
             bytes: vec![0],
             containers: Vec::new(),
             root: Value::constant(Constant::None),
@@ -218,8 +218,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Sets items of a dictionary. `pairs` contains keys and values in turn. Keys that are not words are
-    /// ignored. The whole record is rewritten, so it never has more than one value per key.
+    /// Sets items of a dictionary. `pairs` contains keys and values in turn. Only keys that are read
+    /// ([`Word::is_key`]) are kept. The whole record is rewritten, with one value per key.
     pub(super) fn set_items(&mut self, dict: Value, pairs: &[Value]) -> Result<(), OverBudget> {
         let mut record = self.record(dict.place());
         let mut changed = false;
@@ -253,7 +253,7 @@ impl Heap {
         }
     }
 
-    /// Returns the number of lists and dictionaries. All their numbers are below it.
+    /// Returns the number of lists and dictionaries. They are numbered from 0.
     pub(super) fn container_count(&self) -> usize {
         self.containers.len()
     }
@@ -297,7 +297,7 @@ impl Heap {
         }
     }
 
-    /// Returns the bytes of a text.
+    /// Returns the bytes of the text at offset `at`.
     pub(super) fn text(&self, mut at: usize) -> &[u8] {
         let len = usize::try_from(self.number_at(&mut at)).unwrap_or(usize::MAX);
         let end = at.saturating_add(len).min(self.bytes.len());

@@ -1,17 +1,17 @@
-//! A stream of the decoded bytes. Counts and limits them, and never holds all of them.
+//! The decoded bytes of a file, read through a small buffer. They are counted and limited.
 //!
-//! All parsers read from this stream. The count is the offset in error messages. The limit stops a
-//! decompression bomb at [`Limits::decoded_bytes`](super::Limits::decoded_bytes).
+//! All parsers read from [`Input`]. The count is the offset in error messages. Reading fails beyond
+//! [`Limits::decoded_bytes`](super::Limits::decoded_bytes), so a decompression bomb does no harm.
 
 use std::io::{self, BufRead, BufReader, Read};
 
 use super::encoding::OverLimit;
 use super::error::Failure;
 
-/// The size of the buffer: small compared with any recording, large enough to make system calls rare.
+/// The size of the buffer: small compared with any recording, large enough to keep system calls rare.
 const BUFFER_BYTES: usize = 16 * 1024;
 
-/// The decoded bytes, on their way to a parser.
+/// The decoded bytes of a file, as parsers read them.
 pub(super) struct Input<'a> {
     source: BufReader<Box<dyn Read + 'a>>,
     /// The number of decoded bytes consumed so far.
@@ -50,7 +50,7 @@ impl<'a> Input<'a> {
         }
         let read = self.source.buffer().len();
         if self.offset + read as u64 > self.limit_bytes {
-            // A caller that continues to read after the error gets no bytes beyond the limit.
+            // The buffer is emptied: a caller that reads on after the error must not get these bytes.
             self.source.consume(read);
             return Err(Failure::TooLarge { limit_bytes: self.limit_bytes });
         }

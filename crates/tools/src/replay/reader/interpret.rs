@@ -1,8 +1,8 @@
 //! Builds the snapshot from the values of a file, for pickle and JSON alike.
 //!
-//! The code descends only as deep as a snapshot is nested, so a cycle of references ends as a mismatch.
-//! A value that several places refer to is read again at each of them, except stacks, which
-//! `stack_reader` caches. What a reading stores is charged to the budget first, so a small file cannot
+//! The code descends only as deep as a snapshot is nested, so a cycle of references ends in a mismatch
+//! error. A value that several places refer to is read again at each of them, except stacks, which
+//! `stack_reader` caches. The memory of each result is charged to the budget first, so a small file cannot
 //! expand into a large trace.
 
 use std::cmp::Reverse;
@@ -56,7 +56,7 @@ pub(super) struct Interpreter<'h> {
     path: Path,
     pub(super) budget: Budget,
     stacks: StackReader,
-    /// The entries in the list being read that are not events.
+    /// Counts the events of the list being read, and collects its entries that are not events.
     pub(super) beside: Beside,
 }
 
@@ -121,8 +121,8 @@ impl<'h> Interpreter<'h> {
             View::Text(at) => {
                 let text = self.heap.text(at);
                 self.budget.charge(text.len() as u64)?;
-                // Invalid UTF-8 is an error. Replacing it could take three times the size of the text,
-                // and more while the new text grows.
+                // Invalid UTF-8 is an error. A replacement character has three bytes, so replacing invalid
+                // bytes could triple the size of the text.
                 let text = str::from_utf8(text);
                 Ok(text.map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))?.to_owned())
             }
@@ -160,7 +160,7 @@ impl<'h> Interpreter<'h> {
         self.choose(found, parts)
     }
 
-    /// Reads the lists, longest first, until no other list could have more events. The longest list may
+    /// Reads the lists, longest first, until no other list could have more events. The longest list need
     /// not have the most events, because a list also contains ignored entries.
     fn choose(&mut self, mut found: Vec<DeviceList>, parts: &mut Parts) -> Result<(), Stop> {
         found.sort_by_key(|device| (Reverse(device.len), device.number));
@@ -199,7 +199,7 @@ impl<'h> Interpreter<'h> {
         Ok(entries)
     }
 
-    /// Returns the stack of an entry.
+    /// Returns the stack of an entry, if it has one that can be stored.
     pub(super) fn stack(&mut self, record: &Record) -> Option<StackId> {
         self.stacks.read(self.heap, record[Word::Frames as usize]?, &mut self.budget)
     }
@@ -214,7 +214,7 @@ impl<'h> Interpreter<'h> {
         self.at(record, key, |me, value| Ok(read(me.scalar(value))?))
     }
 
-    /// Applies `read` to the value under `key`. Returns `None` if the key is missing.
+    /// Applies `read` to the value under `key` in `record`. Returns `None` if the key is missing.
     pub(super) fn at<T>(
         &mut self,
         record: &Record,
@@ -242,7 +242,7 @@ impl<'h> Interpreter<'h> {
         Stop::Mismatch(self.scalar(found).mismatch(expected))
     }
 
-    /// Returns a value in the form that fields read. Unknown texts are cut to [`SHOWN_CHARS`].
+    /// Returns a value as fields read it. Texts that are not words are cut to [`SHOWN_CHARS`] characters.
     fn scalar(&self, value: Value) -> Scalar {
         match self.heap.view(value) {
             View::Constant(Constant::None) => Scalar::None,

@@ -1,6 +1,7 @@
-//! Parses the JSON form of a snapshot into a [`Heap`] of values, like the one for a pickle.
+//! Parses the JSON form of a snapshot into a [`Heap`] of values, as `pickle` does with the pickle form.
 //!
-//! `serde_json` limits nesting to 128 levels. Values under keys that are not read are skipped.
+//! Values under keys that are not read are skipped. `serde_json` limits the others to 128 levels of
+//! nesting.
 
 use std::cell::Cell;
 use std::{fmt, io};
@@ -16,8 +17,8 @@ use super::words::Word;
 /// The number of items of a list that are collected before they are moved to the heap.
 const PIECE_ITEMS: usize = 1024;
 
-/// 2^63. The parser reads a whole number as a float only if it is at least this large, so such a number
-/// is [`Constant::Huge`](super::heap::Constant::Huge).
+/// 2^63. The parser returns a whole number as a float only if its magnitude is at least this large. So
+/// floats of that magnitude become [`Constant::Huge`](super::heap::Constant::Huge).
 const HUGE: f64 = 9_223_372_036_854_775_808.0;
 
 /// Parses a file and returns its values.
@@ -42,8 +43,8 @@ pub(super) fn parse(input: &mut Input<'_>) -> Result<Heap, Failure> {
     Ok(heap)
 }
 
-/// The source of bytes for the parser, which passes on only an `io::Error`. That error contains the
-/// [`Failure`].
+/// The source of bytes for the parser. A source can report only an `io::Error`, so a [`Failure`] is wrapped
+/// in one.
 struct Source<'s, 'i> {
     input: &'s mut Input<'i>,
     decoded_bytes: &'s Cell<u64>,
@@ -64,7 +65,7 @@ impl io::Read for Source<'_, '_> {
 /// Builds the values that the parser reports.
 struct Builder<'b> {
     heap: Heap,
-    /// The items of open containers that are not in the heap yet.
+    /// The items, or keys and values, of open containers that are not in the heap yet.
     stack: Vec<Value>,
     /// The parser's position.
     path: Path,
@@ -165,7 +166,7 @@ impl<'de> Visitor<'de> for &mut Builder<'_> {
     }
 }
 
-/// Reads a key. The result is `None` for keys that are not words.
+/// Reads a key. The result is `None` for keys that are not read.
 struct Key;
 
 impl<'de> DeserializeSeed<'de> for Key {

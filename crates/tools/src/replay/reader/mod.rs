@@ -1,10 +1,10 @@
 //! Reads a recording in any encoding into a [`Trace`].
 //!
-//! Files come from untrusted sources. So nothing is executed, nothing recurses, no allocation trusts a
-//! size in a header, and memory stays below [`MEMORY_FACTOR`] times the decoded bytes. The layers,
-//! beginning at the file: `encoding` decompresses, `input` counts and limits the bytes, `pickle` and
-//! `json` parse the values into a `heap`, and `interpret` builds the snapshot from them with the fields
-//! that `fields` defines. Read next: `heap`, which determines the memory used.
+//! Files come from untrusted sources. So nothing in them is executed, recursion is bounded, no allocation
+//! trusts a size in a header, and memory stays below [`MEMORY_FACTOR`] times the decoded bytes plus a fixed
+//! part. The layers, beginning at the file: `encoding` decompresses, `input` counts and limits the bytes,
+//! `pickle` and `json` parse the values into a `heap`, and `interpret` builds the snapshot from them with
+//! the fields that `fields` defines. `rmm` parses logs of requests. Read next: `heap`.
 
 mod budget;
 mod encoding;
@@ -40,8 +40,8 @@ pub const MEMORY_FACTOR: u64 = 6;
 pub struct Limits {
     /// The size of the largest accepted file, in bytes after decompression. Default: 4 GiB.
     pub decoded_bytes: u64,
-    /// The maximum number of open marks in a pickle. Default: 1,000. For JSON the limit is always 128
-    /// levels of nesting.
+    /// The maximum number of marks (opcode `MARK`) that may be open in a pickle. Default: 1,000. For JSON
+    /// the limit is always 128 levels of nesting.
     pub nesting: usize,
     /// The device whose events are read. `None` means the device with the most events.
     pub device: Option<u32>,
@@ -58,8 +58,8 @@ impl Default for Limits {
 ///
 /// Also reads a log of requests in RMM's CSV format, which contains no decisions of an allocator.
 ///
-/// The format is detected from the first bytes, not from the name. A bare list is a snapshot of segments
-/// only, without events.
+/// The format is detected from the first bytes, not from the name. A snapshot that is a list, not a
+/// dictionary, contains only segments and no events.
 ///
 /// # Errors
 ///

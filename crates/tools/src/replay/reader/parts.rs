@@ -1,6 +1,7 @@
 //! Assembles the parts of a snapshot into a [`Trace`] of one device.
 //!
-//! In a file, segments precede the traces. So the device to keep is known only after both are read.
+//! In a file, segments precede the events, but the events decide which device is chosen. So the segments of
+//! all devices are kept until then.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +19,7 @@ pub(super) struct Parts {
     pub(super) segments: Vec<ListedSegment>,
     /// The chosen device, once it is known.
     pub(super) device: Option<u32>,
-    /// Segments and entries of host memory.
+    /// The segments of pinned host memory.
     pub(super) host_segments: Vec<ListedSegment>,
     pub(super) host_events: Vec<TraceEvent>,
 }
@@ -33,9 +34,10 @@ pub(super) struct Beside {
 }
 
 impl Parts {
-    /// Returns the trace. It contains the segments of the chosen device only, in address order.
+    /// Returns the trace. Its segments are those of the chosen device and those without a recorded device,
+    /// in address order.
     ///
-    /// For a recording without events, chooses the first device that has segments.
+    /// Without events, chooses the requested device, or else the first one that has segments.
     pub(super) fn into_trace(self, limits: &Limits) -> Trace {
         let Self { mut trace, segments, device, host_segments, host_events } = self;
         let numbers: BTreeSet<u32> = segments.iter().filter_map(|s| s.device).collect();

@@ -1,4 +1,4 @@
-//! The reader's position in the snapshot, for messages: `device_traces[0][17].size`.
+//! The reader's position in the snapshot, for error messages: `device_traces[0][17].size`.
 //!
 //! A step is added before an item is read, and removed after the item was read without error. So after a
 //! failure the path leads to the item that failed.

@@ -1,11 +1,12 @@
-//! Logs of requests in RMM's format, as written by `layers:[log:"PATH"]` and by RMM itself.
+//! Logs of requests in the format of RMM (RAPIDS Memory Manager). RMM writes them, and so does this library
+//! with `layers:[log:"PATH"]`.
 //!
 //! The first line is `Thread,Time,Action,Pointer,Size,Stream`; actions are `allocate`, `allocate
 //! failure` and `free`. The thread and the time are not read. Such a log contains requests and no
 //! decisions of an allocator, so it can be replayed but not verified.
 //!
-//! To limit memory, rows are stored in 24 bytes each until the last one is read. Then the decompressor
-//! is dropped, and the events replace the rows (a free becomes two events).
+//! To limit memory, rows are stored in 24 bytes each until the last one is read. Then the decompressor is
+//! dropped, and the rows are replaced by events. The row of a free becomes two events.
 //!
 //! Source of the format: `rmm::mr::logging_resource_adaptor`.
 
@@ -23,10 +24,10 @@ use stratalloc::size::EIB;
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
 /// The longest line that is accepted. Rows of real logs have about 50 bytes.
 const LINE_MAX_BYTES: usize = 256;
-/// The shortest row that is accepted, as `1,00:00:00.0,free,1,1,0`. The events of a shorter one would
-/// exceed the limit on memory.
+/// The length of the shortest row that is accepted, `1,00:00:00.0,free,1,1,0`. The events of shorter rows
+/// would take more than [`MEMORY_FACTOR`](super::MEMORY_FACTOR) times their bytes.
 const ROW_MIN_BYTES: usize = 23;
-/// The number of rows in a chunk. Rows are stored in chunks, so that growth never moves rows.
+/// The number of rows in a chunk. Rows are stored in chunks, so that growing the list does not move rows.
 const CHUNK_ROWS: usize = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,7 +37,7 @@ enum RowAction {
     Free = 2,
 }
 
-/// A row. The action is in the two highest bits of the size.
+/// A row. The action is in the two highest bits of `size_and_action`.
 #[derive(Clone, Copy)]
 struct Row {
     address: u64,
@@ -61,7 +62,7 @@ impl Row {
         }
     }
 
-    /// Adds the events of the row.
+    /// Adds the row's events to `events`.
     fn add_events(&self, events: &mut Vec<TraceEvent>) {
         let size_bytes = self.size_and_action & ((1 << ACTION_SHIFT) - 1);
         let Self { address, stream, .. } = *self;
@@ -174,7 +175,7 @@ fn text(line: &[u8]) -> Result<&str, Mismatch> {
     std::str::from_utf8(line).map_err(|_| Mismatch::new("text in UTF-8", "other bytes"))
 }
 
-/// Returns a mismatch with the found text quoted and escaped, because it may contain anything.
+/// Returns a mismatch with the found text quoted and escaped, because it may contain control characters.
 fn wrong(expected: &'static str, found: &str) -> Mismatch {
     let shown: String = found.chars().take(SHOWN_CHARS).collect();
     Mismatch::new(expected, format!("{shown:?}"))
@@ -212,7 +213,7 @@ fn row(line: &str) -> Result<Row, Mismatch> {
     Ok(Row::new(action, address, size_bytes, StreamId(stream)))
 }
 
-/// Parses a number: hexadecimal with `0x` in front, or decimal. Without a sign.
+/// Parses a number without a sign: hexadecimal with `0x` in front, or decimal.
 fn number(text: &str) -> Option<u64> {
     let hex = text.strip_prefix("0x");
     let (digits, radix) = (hex.unwrap_or(text), if hex.is_some() { 16 } else { 10 });

@@ -1,8 +1,8 @@
 //! Reads stacks from the values of a file.
 //!
-//! Many entries may refer to the same list of frames, or to the same frame. So each list and frame is
-//! read once, and the result is cached by the number of its container. A stack that is malformed, or
-//! that exceeds the limit, is left out. No recording is refused because of its stacks.
+//! Many entries may refer to the same list of frames, or to the same frame. So each list and frame is read
+//! once, and the result is cached by the number of its container. A stack that is malformed, or that
+//! exceeds the memory limit, is left out. A recording is never refused because of its stacks.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ const STACKS_FACTOR: u64 = 2;
 /// The bytes that stacks may hold even for the smallest file.
 const FREE_BYTES: u64 = 64 * 1024;
 
-/// The cached result for a container.
+/// The cached result for a container. `Nothing`: it was not read yet.
 #[derive(Clone, Copy, Default)]
 enum Seen {
     #[default]
@@ -36,7 +36,7 @@ pub(super) struct StackReader {
 }
 
 impl StackReader {
-    /// Returns the stack that `value`, a list of frames, describes.
+    /// Returns the stack that `value`, a list of frames, describes, or `None` if it is left out.
     pub(super) fn read(
         &mut self,
         heap: &Heap,

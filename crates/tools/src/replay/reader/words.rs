@@ -1,11 +1,12 @@
-//! The words of a snapshot: the keys that are read, and text values that have a meaning.
+//! The words of a snapshot: the keys that are read, and text values that have a meaning or occur often.
 //!
-//! A word takes one or two bytes, while its text has about twenty. Values under other keys are dropped.
-//! Source: PyTorch's `torch.cuda.memory._snapshot`. Three words occur only in snapshots of this library.
+//! A stored word takes one or two bytes, while its text has about twenty. Values under other keys are
+//! dropped. Source: PyTorch's `torch.cuda.memory._snapshot`. Three words (`stratalloc`, `limit_bytes` and
+//! `total_bytes`) occur only in snapshots of this library.
 
 macro_rules! words {
     ($($word:ident = $text:literal,)*) => {
-        /// A word of the format. The keys come first.
+        /// A word of the format. The words that are keys come first.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         #[repr(u8)]
         pub(super) enum Word { $($word,)* }
@@ -19,7 +20,7 @@ macro_rules! words {
                 match self { $(Self::$word => $text,)* }
             }
 
-            /// Returns the word with the given text.
+            /// Returns the word with the given text, if there is one.
             pub(super) fn from_text(text: &str) -> Option<Self> {
                 match text { $($text => Some(Self::$word),)* _ => None }
             }
@@ -84,7 +85,7 @@ words! {
 pub(super) const KEYS: usize = Word::Name as usize + 1;
 const _: () = assert!(KEYS <= 32, "a set of keys fits 32 bits");
 
-/// The longest word, in bytes.
+/// No word has more bytes than this.
 pub(super) const WORD_MAX_BYTES: usize = 32;
 
 impl Word {
@@ -93,7 +94,7 @@ impl Word {
         (self as usize) < KEYS
     }
 
-    /// Returns the word at this index of [`Word::ALL`].
+    /// Returns the word at this index of [`Word::ALL`], if there is one.
     pub(super) fn at(index: u64) -> Option<Self> {
         Self::ALL.get(usize::try_from(index).ok()?).copied()
     }

@@ -1,7 +1,7 @@
-//! Runs a pickle: 36 opcodes, a stack, marks and a memo, without recursion.
+//! Runs the opcodes of a pickle, with a stack, marks and a memo, without recursion.
 //!
-//! No length in the file is trusted before its bytes have arrived, memo numbers may be arbitrary, and
-//! each growth is charged to the budget. An opcode that would construct an object is an error.
+//! No length in the file is trusted before its bytes have arrived, memo numbers need not be consecutive,
+//! and all growth is charged to the budget. An opcode that would construct an object is an error.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::replay::reader::heap::{Constant, Heap, Value, View};
 use crate::replay::reader::input::Input;
 use crate::replay::reader::words::WORD_MAX_BYTES;
 
-/// The memory of one entry of the sparse memo, including the table's free slots.
+/// The memory of one entry of `Machine::sparse`, including the table's free slots.
 const SPARSE_ENTRY_BYTES: u64 = 64;
 
 /// Runs the pickle and returns its values. Trailing bytes are an error.
@@ -49,9 +49,9 @@ struct Machine<'m, 'i> {
     stack: Vec<Value>,
     /// The height of the stack at each open mark.
     marks: Vec<usize>,
-    /// Memo entries 0, 1, 2 and so on, in which order picklers number them.
+    /// Memo entries 0, 1, 2 and so on, if they are stored in this order, as picklers do.
     dense: Vec<Value>,
-    /// Memo entries that do not continue that order.
+    /// Memo entries that were not stored in this order.
     sparse: HashMap<u64, Value>,
 }
 
@@ -85,7 +85,7 @@ impl Machine<'_, '_> {
         }
     }
 
-    /// Runs one opcode. Returns false after the final one.
+    /// Runs one opcode. Returns false after `STOP`.
     fn step(&mut self) -> Result<bool, Stop> {
         let [opcode] = self.bytes()?;
         match opcode {
@@ -99,7 +99,7 @@ impl Machine<'_, '_> {
                     return Err(PickleProblem::Protocol(protocol).into());
                 }
             }
-            // Ignored: frames help only readers that have no buffer of their own.
+            // The length of a pickle frame is ignored: it helps only readers without a buffer.
             op::FRAME => {
                 self.bytes::<8>()?;
             }
@@ -275,8 +275,8 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    /// Returns the height of the stack below the last `count` values. Fails if a mark lies among these
-    /// values.
+    /// Returns the height of the stack below the last `count` values. Fails if there are fewer values above
+    /// the innermost mark.
     fn below(&self, opcode: &'static str, count: usize) -> Result<usize, Stop> {
         let floor = self.marks.last().copied().unwrap_or(0);
         let height = self.stack.len().checked_sub(count);
@@ -293,8 +293,8 @@ impl Machine<'_, '_> {
         Ok(top)
     }
 
-    /// Returns the height of the stack below the last `count` values. Without a count, returns the
-    /// height at the last mark.
+    /// Returns the height of the stack below the last `count` values. Without a count, removes the
+    /// innermost mark and returns its height.
     fn from(&mut self, opcode: &'static str, count: Option<usize>) -> Result<usize, Stop> {
         match count {
             Some(count) => self.below(opcode, count),

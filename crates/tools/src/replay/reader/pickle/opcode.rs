@@ -1,5 +1,5 @@
-//! Opcodes of pickle: those that picklers of protocol 2 to 5 write for data without cycles, and for
-//! messages the names of those that construct objects.
+//! Opcodes of pickle: those of protocols 2 to 5 that are accepted, and the names of those that construct
+//! objects, for error messages.
 //!
 //! Source: `pickletools` and PEP 3154, PEP 574.
 
@@ -39,7 +39,7 @@ pub(super) const BINBYTES8: u8 = 0x8e;
 pub(super) const MEMOIZE: u8 = 0x94;
 pub(super) const FRAME: u8 = 0x95;
 
-/// Opcodes that name, build or fetch objects, which are refused.
+/// Opcodes that name, build or fetch objects. They are refused.
 pub(super) const CONSTRUCTING: &[(u8, &str)] = &[
     (b'c', "GLOBAL"),
     (b'R', "REDUCE"),

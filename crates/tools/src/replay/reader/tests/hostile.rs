@@ -1,4 +1,4 @@
-//! Files that the readers must refuse without a panic, a hang or an overflow.
+//! Malformed and hostile files. The readers must not panic, hang or overflow the stack.
 
 use super::super::{Failure, Limits, PickleProblem, Trace, TraceError, read, read_bytes};
 use super::read_from;

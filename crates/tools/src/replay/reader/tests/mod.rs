@@ -1,6 +1,6 @@
-//! Files that the readers must accept: both syntaxes, every compression, old and new formats.
+//! Tests of the readers: both syntaxes, every compression, old and new formats.
 //!
-//! `hostile` tests files that must be refused; `writer` creates files.
+//! `hostile` tests malformed files; `writer` creates files.
 
 mod hostile;
 mod rmm;
@@ -99,8 +99,8 @@ fn what_is_no_stack_is_passed_over() {
     assert!(trace.events.iter().all(|event| event.stack.is_none()));
     assert!(trace.stacks.is_empty());
 
-    // A function may have the same name as a word of the format, or no name. The other frames must be
-    // kept.
+    // A function may have the same name as a word of the format, or no name. Its frame must be kept. Items
+    // of the list that are not frames are skipped.
     let named = [list([int(1), frame(text("size"))]), list([frame(int(7))])];
     let trace = read_both(&events(named.map(event).into())).unwrap();
     let functions = trace.events.iter().map(|event| {

@@ -1,9 +1,9 @@
-//! Writes an xz stream without compression, because the crate that decompresses is built without its
+//! Writes an xz file without compression, because the crate that decompresses is built without its
 //! compressor.
 //!
 //! Source: "The .xz File Format", 1.2.1.
 
-/// Returns `bytes` as one stream of one block. At most 64 KiB.
+/// Returns `bytes`, at most 64 KiB, as an xz file with one stream of one block.
 pub(super) fn xz(bytes: &[u8]) -> Vec<u8> {
     const FLAGS: [u8; 2] = [0, 1];
     let mut out = b"\xfd7zXZ\0".to_vec();

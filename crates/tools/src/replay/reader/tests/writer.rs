@@ -46,7 +46,7 @@ pub(super) fn entry(
     dict(pairs)
 }
 
-/// Returns the address and size of a trace entry's block.
+/// Returns the fields `addr` and `size` of a trace entry.
 pub(super) fn at(address: i128, size: i128) -> [(&'static str, Node); 2] {
     [("addr", int(address)), ("size", int(size))]
 }
@@ -74,7 +74,7 @@ fn frame() -> Node {
     ])
 }
 
-/// Returns a small snapshot with every field that is read, and with many that are not.
+/// Returns a small snapshot with most fields that are read, and with some that are not.
 pub(super) fn snapshot() -> Node {
     const MIB: i128 = 1 << 20;
     const BASE: i128 = 0x7f00_0000_0000;
