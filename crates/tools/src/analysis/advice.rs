@@ -1,11 +1,12 @@
 //! Searches for settings under which a recording needs a smaller device.
 //!
 //! Each setting is tried alone first, numeric ones in coarse steps. Then the best settings are combined
-//! with others. A setting is dropped after a single replay if it fails on a device that suffices for the
-//! three best settings so far; only the rest are searched in full. Every reported figure comes from a
-//! replay.
+//! with others. A setting is dropped after a single replay if it fails on a device that suffices for three
+//! other settings of the same allocator; only the rest are searched in full. Every reported figure comes
+//! from a replay.
 //!
-//! In this module, the *need* of a recording under a setting is the smallest device on which it runs.
+//! In this module, a *setting* is a configuration string, for PyTorch's own allocator or for this
+//! library's. The *need* of a recording under a setting is the smallest device on which it runs.
 
 use std::time::{Duration, Instant};
 
@@ -18,10 +19,11 @@ use super::trial::{Capacity, fits, measure};
 use crate::replay::ReplayError;
 use stratalloc::config::{Compat, Config, KeyTable, TorchVersion};
 
-/// Limits of [`Advice::search`].
+/// Options of [`Advice::search`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdviceOptions {
-    /// No search starts after this time. Searches that have begun are finished.
+    /// After this time, no further settings are tried. What has begun is finished, and the best settings
+    /// are still searched with other addresses.
     pub time: Duration,
     /// Whether to try only the settings that help most often.
     pub quick: bool,
@@ -44,19 +46,19 @@ pub struct Tried {
     pub conf: String,
     /// The need under the setting.
     pub need: Need,
-    /// Whether the recording runs under its limit with the setting; `None` if there is no limit.
+    /// Whether the recording runs under its limit with the setting; `None` if this was not tried.
     pub runs_under_limit: Option<bool>,
 }
 
 impl Tried {
-    /// Creates an entry for a recording without a limit.
+    /// Creates an entry that was not tried under a limit.
     #[must_use]
     pub fn new(conf: String, need: Need) -> Self {
         Self { conf, need, runs_under_limit: None }
     }
 
-    /// Returns the configuration string for PyTorch's own allocator, if the replay made PyTorch's
-    /// decisions exactly.
+    /// Returns the configuration string for PyTorch's own allocator, if the replay made PyTorch's decisions
+    /// (`compat:pytorch`). Returns `None` for a setting of this library's allocator.
     #[must_use]
     pub(crate) fn for_pytorch(&self) -> Option<&str> {
         let conf = self.conf.strip_suffix(PYTORCH)?;
@@ -69,13 +71,13 @@ impl Tried {
         (needs_bytes, self.keys(), self.device_ns())
     }
 
-    /// Returns the number of keys in the string.
+    /// Returns the number of keys in the setting, not counting a final `compat:pytorch`.
     pub(super) fn keys(&self) -> usize {
         let conf = self.for_pytorch().unwrap_or(&self.conf);
         conf.split(',').filter(|part| !part.is_empty()).count()
     }
 
-    /// Returns the time of the device calls on the smallest device, in nanoseconds.
+    /// Returns the time of the device calls in a run on the smallest sufficient device, in nanoseconds.
     pub(super) fn device_ns(&self) -> u64 {
         self.need.cost.map_or(u64::MAX, |cost| cost.device_ns)
     }
@@ -95,9 +97,9 @@ pub struct Advice {
     /// The settings that were searched in full, best first. Without those that only a model of the
     /// driver can replay.
     pub tried: Vec<Tried>,
-    /// The need with a model of the driver's stream-ordered pools, for comparison.
+    /// The need under `backend:cudaMallocAsync`, a model of the driver's own pools, for comparison.
     pub modelled: Option<Tried>,
-    /// The number of settings dropped because three others need less.
+    /// The number of settings dropped because three others need less or as much.
     pub passed_over: usize,
     /// Whether time ran out before all settings were tried.
     pub is_cut_short: bool,
@@ -209,8 +211,9 @@ impl Advice {
         self.tried.first().filter(|tried| tried.need.needs_bytes.is_some())
     }
 
-    /// Returns true if PyTorch's own allocator accepts the setting, in the version that the caller set,
-    /// or else in the oldest version that can have made the recording.
+    /// Returns true if PyTorch's own allocator accepts the setting, in the version that the caller set, or
+    /// else in the oldest version that can have made the recording. Without a version from the caller, it
+    /// accepts the recorded setting.
     pub(super) fn is_for_pytorch(&self, tried: &Tried) -> bool {
         let accepts = |version| parsed(&tried.conf).is_accepted_by(version);
         match self.torch {
@@ -220,9 +223,9 @@ impl Advice {
         }
     }
 
-    /// Repeats the search with other orders of addresses for the recorded setting, the best ones, and
-    /// those that sentences name. These ranks change during that, so it continues until all such
-    /// settings were searched with other addresses.
+    /// Repeats the search with other orders of addresses for the recorded setting, the best ones, and those
+    /// that sentences name. The results can change which settings these are, so it continues until all of
+    /// them were searched with other addresses.
     fn try_other_addresses(&mut self, recording: &Recording) -> Result<(), ReplayError> {
         while let Some(at) = self.unconfirmed(recording) {
             self.confirm(recording, at)?;
@@ -262,7 +265,7 @@ impl Advice {
         }
     }
 
-    /// If there is a limit, replays every setting under it.
+    /// If there is a limit, replays every searched setting under it.
     fn try_under_limit(&mut self, recording: &Recording) -> Result<(), ReplayError> {
         if recording.limit.is_none() {
             return Ok(());
@@ -283,8 +286,8 @@ impl Advice {
 
     /// Returns the cheapest setting under which the recording needs at most `bytes`. If the recorded
     /// setting suffices, returns that. Otherwise prefers settings for PyTorch's own allocator, and among
-    /// those the one whose device calls take the least time on a device of that size. Takes one replay
-    /// for each setting that suffices.
+    /// those the one whose device calls take the least time on a device of that size. Takes at least one
+    /// replay for each setting that suffices.
     ///
     /// # Errors
     ///
@@ -346,7 +349,7 @@ struct Search<'a> {
     ends: Instant,
     /// Best first.
     tried: Vec<Tried>,
-    /// Configurations that are not tried again, because they already were.
+    /// The configurations of all candidates so far. They are not tried again.
     seen: Vec<Config>,
     passed_over: usize,
     is_cut_short: bool,
@@ -452,7 +455,7 @@ impl Search<'_> {
         Ok(Tried::new(conf, need))
     }
 
-    /// Returns the best settings of each allocator, each combined with one further key.
+    /// Returns the best settings of each allocator, each combined with one of [`TOGETHER`] at a time.
     fn combined(&self) -> Vec<String> {
         let mut bases: Vec<&str> = Vec::new();
         for pytorch in [true, false] {

@@ -1,13 +1,13 @@
 //! Callers: which code made a request, derived from the recorded stacks.
 //!
-//! Two stacks have the same caller if they agree in the program's own frames and in the library code
-//! that the innermost of these frames called. Of that library code, only frames of packages other than
-//! PyTorch are compared, or those of PyTorch if there are no others. Frames of the runtime
-//! ([`FrameKind::Runtime`]) are never compared.
+//! Two stacks have the same caller if they agree in the program's own frames, in the library code that the
+//! innermost of these frames called, and in the category. Of the library code, only frames of installed
+//! packages other than PyTorch are compared, or all of its frames if there are none of these. Frames of the
+//! runtime ([`FrameKind::Runtime`]) are compared only with [`Compared::AllFrames`].
 //!
-//! Threads of the backward pass have no Python code. There the caller is the node of the backward pass,
-//! or else the compiled code. Requests from one line for different purposes, such as for a tensor and
-//! for a workspace, are two callers.
+//! Threads of the backward pass have no Python code. There the caller is the node of the backward pass, or
+//! else the compiled code. Requests from one line with different categories, such as for a tensor and for a
+//! workspace, have two callers.
 
 use std::collections::{HashMap, HashSet};
 
@@ -27,8 +27,8 @@ pub(crate) enum Compared {
 /// A caller: the code that one or several stacks have in common, as frame numbers, innermost first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Caller {
-    /// The program's own frames. If there are none, frames of libraries; if none of these, of compiled
-    /// code.
+    /// The program's own frames. If there are none, the frames of libraries. If there are none of these
+    /// either, the node of the backward pass, or else all compiled frames.
     chain: Vec<u32>,
     /// The library code that the innermost frame of `chain` called.
     library: Vec<u32>,
@@ -55,7 +55,7 @@ const FRAMES_LEAST: usize = 2;
 const FRAMES_WHOLE: usize = 4;
 /// If more files than this have the same name, their whole paths are shown.
 const FILES_MOST: usize = 256;
-/// The maximum number of frames in a label. Labels that are still equal with so many stay equal.
+/// The maximum number of frames that are added to a label. Labels that are then still equal stay equal.
 const FRAMES_MOST: usize = 64;
 
 impl<'a> Callers<'a> {
@@ -70,8 +70,8 @@ impl<'a> Callers<'a> {
             let mut caller = all.caller_of(stack);
             let frames = stacks.frame_numbers(stack).iter();
             let category = Category::of_rules(frames.map(|&frame| rules[frame as usize]));
-            // Labels do not show activations. So the same code must not become two callers only because
-            // one of its requests is an activation.
+            // Labels do not show the category activations. So the same code must not become two callers
+            // only because one of its requests is an activation.
             caller.category = match category {
                 Category::Activations => Category::Unknown,
                 named => named,
@@ -168,7 +168,8 @@ impl<'a> Callers<'a> {
         functions.find(|function| function.contains(part))
     }
 
-    /// Returns a label for each caller. Shows as many frames as are needed to make these labels differ.
+    /// Returns a label for each caller. Adds frames to labels that are equal until they differ, if they
+    /// can.
     pub(crate) fn labels(&self, callers: &[u32]) -> Vec<String> {
         let files = self.program_files();
         let mut shown: Vec<Shown> = callers.iter().map(|_| Shown::default()).collect();
@@ -189,8 +190,8 @@ impl<'a> Callers<'a> {
         labels
     }
 
-    /// Adds a frame to the labels of these rows, which are equal so far. Returns the rows that had
-    /// another frame.
+    /// Adds a frame to the label of each of these rows, which are equal so far. Returns the rows that had a
+    /// further frame.
     fn longer(&self, callers: &[u32], rows: &[usize], shown: &mut [Shown]) -> Vec<usize> {
         let caller = |row: usize| &self.callers[callers[row] as usize];
         let is_library = rows.iter().any(|&row| caller(row).library != caller(rows[0]).library);
@@ -227,7 +228,7 @@ impl<'a> Callers<'a> {
             label += &format!(", in {}", cut(called));
         }
         match self.category(caller) {
-            // Not shown for activations, because most rows of a training program are activations.
+            // The category activations is not shown, because most rows of a training program have it.
             Category::Unknown | Category::Activations => label,
             category => format!("{label} [{}]", category.name()),
         }
@@ -261,7 +262,7 @@ impl<'a> Callers<'a> {
     }
 }
 
-/// The number of frames in a label.
+/// The numbers of frames in a label.
 #[derive(Clone, Copy, Debug)]
 struct Shown {
     chain: usize,
@@ -274,7 +275,8 @@ impl Default for Shown {
     }
 }
 
-/// Returns the shortest end of the path that no other file of the program has.
+/// Returns the shortest end of the path that no other file of the program has. Returns the whole path if
+/// too many files have the same name.
 fn program_file<'a>(frame: &Frame<'a>, files: &HashMap<&str, Vec<&str>>) -> &'a str {
     let others = files.get(frame.base_name()).map_or(&[][..], Vec::as_slice);
     if others.len() > FILES_MOST {
@@ -289,8 +291,8 @@ fn program_file<'a>(frame: &Frame<'a>, files: &HashMap<&str, Vec<&str>>) -> &'a 
     starts.into_iter().find(is_alone).unwrap_or(frame.file)
 }
 
-/// Returns the path of a library's file relative to the folder that contains its package, or the file name
-/// alone for libraries outside of `site-packages`, such as Python's own.
+/// Returns the path of a library's file relative to the folder that contains its package. If no such folder
+/// is known, as for Python's own library, returns the file name alone.
 fn library_file<'a>(frame: &Frame<'a>) -> &'a str {
     for folder in ["site-packages/", "dist-packages/"] {
         if let Some((_, path)) = frame.file.rsplit_once(folder) {
@@ -308,7 +310,7 @@ mod tests {
     use super::*;
     use crate::replay::{Limits, reader};
 
-    /// Builds a recording whose requests have these stacks: `file:line function`, innermost frame first.
+    /// Returns the stacks of a recording with these frames, `file:line function`, innermost first.
     fn stacks(recorded: &[&[&str]]) -> Stacks {
         let frame = |text: &&str| {
             let (file, rest) = text.split_once(':').unwrap();
@@ -327,7 +329,7 @@ mod tests {
         reader::read_bytes("made", json.as_bytes(), &Limits::default(), None).unwrap().stacks
     }
 
-    /// Returns the label of each stack. Stacks with equal callers have equal labels.
+    /// Returns the labels of the callers. Consecutive stacks with the same caller give one label.
     fn labels(recorded: &[&[&str]]) -> Vec<String> {
         let stacks = stacks(recorded);
         let callers = Callers::of(&stacks, Compared::Code);

@@ -1,8 +1,7 @@
 //! The purpose of a block, derived from the stack that requested the block.
 //!
-//! [`RULES`] lists functions that only requests of one category pass through. A stack without any of
-//! these functions is [`Category::Unknown`]. Sizes, ages and names of the program's own functions are
-//! not used.
+//! [`RULES`] lists functions that show the category of a request. A stack without any of these functions is
+//! [`Category::Unknown`]. Sizes, ages and names of the program's own functions are not used.
 
 use crate::replay::Frame;
 
@@ -37,7 +36,7 @@ use Category::{
 enum Mark {
     /// A Python function of this name, in a file whose path contains the second text.
     Python(&'static str, &'static str),
-    /// Compiled code of this name, compared without namespaces and parameters.
+    /// A compiled function of this name, compared without namespaces, parameters and template arguments.
     Compiled(&'static str),
     /// The node of the backward pass with this name.
     Node(&'static str),
@@ -47,8 +46,9 @@ enum Mark {
 
 use Mark::{AnyNode, Compiled, Node, Python};
 
-/// The listed functions. If a stack matches several rows, the first row counts: a workspace is requested
-/// within a forward pass, and a checkpoint recomputes within a backward pass.
+/// The listed functions. If a stack matches several rows, the first row counts. For example, a workspace
+/// that is requested in a forward pass is a workspace. A forward pass that activation checkpointing
+/// recomputes within the backward pass counts as backward pass.
 const RULES: &[(Category, Mark)] = &[
     (Workspace, Compiled("getNewWorkspace")),
     (Workspace, Compiled("getCurrentCUDABlasHandle")),
@@ -120,7 +120,7 @@ impl Mark {
 mod tests {
     use super::*;
 
-    /// One frame, as PyTorch records it, for each row of [`RULES`], in the same order.
+    /// One frame (file, function) for each row of [`RULES`], as PyTorch records it, in the same order.
     const RECORDED: &[(&str, &str)] = &[
         ("CublasHandlePool.cpp", "at::cuda::(anonymous namespace)::getNewWorkspace()"),
         ("??", "at::cuda::getCurrentCUDABlasHandle()"),

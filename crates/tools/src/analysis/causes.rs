@@ -1,9 +1,9 @@
 //! Classifies the reserved bytes at one moment of a replay by the reason why they are reserved.
 //!
-//! [`Picture::take`] replays a recording twice. The first replay finds the moment: the first failure,
-//! the peak of live bytes, or the peak of reserved bytes. The second stops there and combines the
-//! allocator's layout with the recorded requests of the live blocks. Each reserved byte is counted once:
-//! the [`Causes`] of all heaps add up to the bytes allocated from the device.
+//! [`Picture::take`] replays a recording twice. The first replay finds the moment: the first failure, the
+//! peak of live bytes, or the peak of reserved bytes. The second stops there and combines the allocator's
+//! layout with the recorded requests of the live blocks. Each reserved byte is counted once, so the fields
+//! of [`Picture::causes`] add up to the bytes allocated from the device.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -42,11 +42,11 @@ pub struct Causes {
     pub rounding_bytes: u64,
     /// Freed bytes that wait for other streams.
     pub waiting_bytes: u64,
-    /// Free bytes in segments with live or waiting blocks. Such segments cannot be released.
+    /// Free bytes in segments with live or waiting blocks. Such segments cannot be released as a whole.
     pub split_rest_bytes: u64,
     /// Free bytes in segments without any live or waiting block.
     pub idle_segment_bytes: u64,
-    /// Bytes allocated from the device that are in no layout: the driver's own pools hold them.
+    /// Bytes allocated from the device that are not in the layout: the driver's own pools hold them.
     pub driver_bytes: u64,
 }
 
@@ -263,7 +263,7 @@ fn paint(
     Ok(picture)
 }
 
-/// Returns the reserved bytes of each heap of a layout, by cause.
+/// Returns the reserved bytes of each stream of each pool in a layout, by cause.
 fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
     let mut heaps: BTreeMap<(StreamId, PoolId), HeapCauses> = BTreeMap::new();
     for segment in layout {

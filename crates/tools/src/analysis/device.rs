@@ -1,4 +1,4 @@
-//! Simulated devices for replays. Their counters replace those of strategies that count nothing.
+//! Simulated devices for replays. Their counters supply figures that a strategy does not count itself.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
 use stratalloc_sim::{EventMode, Sim, SimOptions};
 
-/// Opens a simulated device of `total_bytes`, by default of an H200's size. Its events finish in
-/// `event_mode`.
+/// Opens a simulated device of `total_bytes`, by default of an H200's size. `event_mode` decides when its
+/// CUDA events complete.
 pub(crate) fn open_sim(total_bytes: Option<u64>, event_mode: EventMode) -> Arc<Sim> {
     let total_bytes = total_bytes.unwrap_or(SimOptions::default().total_bytes);
     Arc::new(Sim::new(SimOptions { total_bytes, event_mode, ..SimOptions::default() }))
@@ -40,14 +40,14 @@ impl Calls {
     }
 }
 
-/// Fills in the counters that a strategy does not maintain from those of the simulated device: the
+/// Fills in the counters that a strategy does not maintain from those of the simulated device: the peak of
 /// reserved bytes, and the calls since `before`, including failed ones.
 pub(super) fn add_taken(statistics: &mut Statistics, sim: &Sim, before: Calls) {
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     if statistics.reserved_bytes.all.peak == 0 {
         statistics.reserved_bytes.all.peak = signed(sim.peak_used_bytes());
     }
-    // A strategy that counts its calls has counted at least one if it has allocated anything.
+    // A strategy that counts its device calls has counted at least one if it has allocated anything.
     if statistics.num_device_alloc != 0 || statistics.allocation.all.peak == 0 {
         return;
     }

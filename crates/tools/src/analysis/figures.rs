@@ -12,7 +12,7 @@ pub struct Figures {
     pub reserved_before_bytes: u64,
     /// The peak of reserved bytes.
     pub peak_reserved_bytes: u64,
-    /// The peak of allocated bytes, after rounding. Known only if a replay is exact.
+    /// The peak of allocated bytes, after rounding. Known only if an exact replay exists.
     pub peak_allocated_bytes: Option<u64>,
     /// The number of segments and mapped ranges that were allocated from the device.
     pub device_allocs: u64,
@@ -20,7 +20,7 @@ pub struct Figures {
     pub device_frees: u64,
     /// The number of requests that failed.
     pub ooms: u64,
-    /// How often all free segments were released to serve a request. Known only if a replay is exact.
+    /// How often all free segments were released to serve a request. Known only if an exact replay exists.
     pub retries: Option<u64>,
     /// Microseconds from the first event to the last, if the recording has times.
     pub duration_us: Option<u64>,

@@ -1,9 +1,9 @@
-//! The result of an advice: one setting is worth its cost, none is, or none can help.
+//! The result of a search for settings: one setting is worth its cost, none is, or none can help.
 //!
-//! One rule decides, and all outputs follow it. A setting is worth its cost under two conditions: it
-//! saves at least 2 % of the need, and the share of the recorded time that its device calls add is at
-//! most the share of memory that it saves. If the recorded program fails under its limit, every setting
-//! under which it runs is worth its cost.
+//! One rule decides, and all outputs follow it. A setting is worth its cost under two conditions: it saves
+//! at least 2 % of the need, and the share of the recorded time that its device calls add is at most the
+//! share of memory that it saves. The second condition is left out if the recording has no times. If the
+//! recording fails under the recorded setting, every setting under which it runs is worth its cost.
 
 use super::advice::{Advice, Tried};
 use super::callers::Callers;
@@ -16,8 +16,8 @@ use stratalloc::size::MIB;
 
 /// The smallest share of the need that a setting must save to be worth its cost.
 const WORTH: f64 = 0.02;
-/// Needs that differ by less than this share are treated as equal: then the setting with fewer keys is
-/// chosen.
+/// Needs that differ by at most this share are treated as equal. Of these settings, the one with the fewest
+/// keys is chosen.
 const ALIKE: f64 = 0.005;
 
 /// The result of an advice.
@@ -28,13 +28,13 @@ pub enum Headline<'a> {
     /// No setting is worth its cost. Contains the setting that needs the smallest device, which may be the
     /// recorded one.
     NotWorth(&'a Tried),
-    /// The recording runs with none of the settings. Contains the setting that needs the
-    /// smallest device, if any device suffices.
+    /// The recording runs with none of the settings. Contains the setting that needs the smallest device,
+    /// if any device suffices without the limit.
     CannotHelp(Option<&'a Tried>),
 }
 
 impl<'a> Headline<'a> {
-    /// Returns the setting that is worth its cost.
+    /// Returns the setting that is worth its cost, if there is one.
     pub(crate) fn choice(&self) -> Option<&'a Tried> {
         match self {
             Self::Worth(choice) => Some(choice),
@@ -69,7 +69,7 @@ impl Advice {
     }
 
     /// Returns the setting to name first: the one for PyTorch's own allocator, unless the one for this
-    /// library's allocator saves much more.
+    /// library's allocator needs less by at least the share [`WORTH`].
     pub(super) fn worth_setting(&self, recording: &Recording) -> Option<&Tried> {
         let (pytorch, ours) = (self.worth_in_pytorch(recording), self.worth_in_ours(recording));
         let is_much_less = |ours: &Tried, pytorch: &Tried| {
@@ -83,13 +83,13 @@ impl Advice {
         }
     }
 
-    /// Returns the setting for PyTorch's own allocator that is worth its cost, if there is one.
+    /// Returns the [`simplest`] of the settings for PyTorch's own allocator that are worth their cost.
     pub(super) fn worth_in_pytorch(&self, recording: &Recording) -> Option<&Tried> {
         let wanted = |tried: &&Tried| self.is_for_pytorch(tried) && self.is_worth(tried, recording);
         simplest(self.tried.iter().filter(wanted))
     }
 
-    /// Returns the setting for this library's allocator that is worth its cost, if there is one.
+    /// Returns the [`simplest`] of the settings for this library's allocator that are worth their cost.
     pub(super) fn worth_in_ours(&self, recording: &Recording) -> Option<&Tried> {
         let is_ours = |tried: &Tried| tried.for_pytorch().is_none();
         let wanted = |tried: &&Tried| is_ours(tried) && self.is_worth(tried, recording);
@@ -254,7 +254,7 @@ fn cannot_help_sentence(least: Option<&Tried>, recording: &Recording) -> String 
     format!("No setting that was tried runs under the limit of {limit} MiB: {why}.")
 }
 
-/// Returns the phrase for live bytes, which depends on whether these include a request that failed.
+/// Returns what to add to the figure of live bytes: a remark if it includes a request that failed.
 pub(crate) fn with_failed(recording: &Recording) -> &'static str {
     let served_bytes = Streams::of(&recording.workload).peak_live_bytes;
     match recording.live_peak_bytes > served_bytes {

@@ -24,8 +24,8 @@ pub(super) struct LiveBlock {
 /// Live blocks of one recorded stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// The recorded stack, in [`Trace::stacks`](crate::replay::Trace::stacks); `None` if the recording
-    /// has none.
+    /// The recorded stack, in [`Trace::stacks`](crate::replay::Trace::stacks); `None` if none was recorded
+    /// for these blocks.
     #[serde(skip)]
     pub stack: Option<StackId>,
     /// Whether the blocks were allocated before the recording began. Their stacks are not recorded.
@@ -173,7 +173,7 @@ pub(crate) struct CodeHolder {
     pub(crate) asked_for_by: String,
     /// The caller's number; `None` if no stack was recorded.
     pub(crate) caller: Option<u32>,
-    /// The sum of all the caller's blocks, with the stack that holds most of them.
+    /// The sum of all the caller's blocks, with the caller's stack that holds the most bytes.
     pub(crate) holder: Holder,
 }
 
@@ -185,7 +185,8 @@ impl Holder {
         self.newest_requests = self.newest_requests.min(other.newest_requests);
     }
 
-    /// The sort key of a row: rows with a stack first, larger ones before smaller ones.
+    /// The sort key: rows with a stack, then without, then from before the recording; larger rows first in
+    /// each.
     fn order(&self) -> (bool, bool, Reverse<u64>) {
         (self.lived_before, self.stack.is_none(), Reverse(self.requested_bytes))
     }

@@ -1,9 +1,8 @@
-//! Finds the limit under which a recording was made.
+//! Finds the limit on reserved bytes under which a recording was made.
 //!
-//! No recording contains its program's limit on reserved bytes. But each failed request shows how much
-//! memory the device had free. And the program compared its reserved bytes with the limit at each
-//! release under pressure, each garbage collection, each failure and each new segment. Two things can
-//! limit a program:
+//! PyTorch's recordings do not contain the program's limit. But each failed request shows how much memory
+//! the device had free. And the program compared its reserved bytes with the limit at each release under
+//! pressure, each garbage collection, each failure and each new segment. Two things can limit a program:
 //!
 //! - **The device was full.** A request failed, and less was free on the device than the request needed.
 //!   Then the sum of reserved and free bytes is all that the program could have, even if other processes
@@ -28,8 +27,8 @@ pub(super) struct Inferred {
 /// The bounds on the limit of a recording that follow from its failed requests, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Failures {
-    /// Reserved plus free bytes when a request failed because the device was full, the smallest of all
-    /// such sums. `None` if the device always had more free than the failed request needed.
+    /// Reserved plus free bytes when a request failed because the device was full, the smallest of all such
+    /// sums. `None` if no request failed for this reason.
     pub(super) device_bytes: Option<u64>,
     /// An upper bound: the limit was below this. `None` if no request failed.
     pub(super) below_bytes: Option<u64>,
@@ -84,8 +83,8 @@ impl Limit {
     }
 }
 
-/// Returns the most bytes that a request of `bytes` may allocate from the device. If no address range is
-/// that large, returns `bytes`.
+/// Returns the most bytes that a request of `bytes` may allocate from the device. If `bytes` is too large
+/// for any segment, returns `bytes`.
 fn needed_bytes(bytes: u64, settings: &Settings) -> u64 {
     if bytes > i64::MAX.unsigned_abs() {
         return bytes;
@@ -161,8 +160,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Replays until the first difference from the recording. A release for which the recording has no
-    /// address is treated as not recorded.
+    /// Replays until the first difference from the recording. If the replay fails with an error, the limit
+    /// is treated as too low.
     fn guess(&self, limit_bytes: u64) -> Guess {
         let (total_bytes, fraction) = self.bound.device_memory(limit_bytes);
         let until = Until::FirstDifference;
@@ -173,14 +172,14 @@ impl Search<'_> {
         }
     }
 
-    /// Returns a limit of at most `most_bytes` that explains every decision. If the device was full, it
-    /// is the largest such limit, because the recording shows `most_bytes`. Otherwise it is the
+    /// Returns a limit of at most `most_bytes` that explains every decision. If the device was full, it is
+    /// the largest such limit that is found, because the device had `most_bytes`. Otherwise it is the
     /// smallest: every request that fits under the smallest also fitted when the recording was made.
     fn limit_bytes(&self, peak_reserved_bytes: u64, most_bytes: u64) -> Option<u64> {
         if self.bound == Bound::Device && matches!(self.guess(most_bytes), Guess::Exact) {
             return Some(most_bytes);
         }
-        // Mapped pages may have exceeded the limit by less than one page.
+        // Mapped pages may exceed a limit by less than one page, so the limit may be below the peak.
         let slack_bytes = 64 * MIB;
         let mut too_low = peak_reserved_bytes.saturating_sub(slack_bytes) / MIB;
         let mut too_high = most_bytes.div_ceil(MIB);

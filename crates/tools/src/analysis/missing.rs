@@ -1,4 +1,4 @@
-//! What a recording probably lacks if a replay of it differs.
+//! Names the data that a recording probably lacks if a replay of it differs.
 
 use super::recording::{Memory, Recording};
 use crate::replay::Verification;
@@ -6,8 +6,8 @@ use stratalloc::config::Config;
 use stratalloc::ids::PoolId;
 
 impl Recording {
-    /// Returns true if the recorded garbage collector acted near a limit that is neither in the
-    /// recording nor set by the caller.
+    /// Returns true if the recorded configuration uses the garbage collector, and the limit that it acts
+    /// near is unknown: no replay is exact, no limit was inferred, and the caller set no fraction.
     #[must_use]
     pub(crate) fn lacks_collector_limit(&self) -> bool {
         let collects = |config: &Config| config.settings().garbage_collection_threshold.is_some();

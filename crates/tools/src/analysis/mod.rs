@@ -7,7 +7,7 @@
 //! bytes at a moment. [`Advice::search`] searches for a setting that needs a smaller device.
 //!
 //! Everything runs on the simulated device; nothing uses a real one, and nothing prints. Calls take
-//! milliseconds to a minute of processor time, and wait for nothing else.
+//! milliseconds to about a minute, some of them on all processors, and wait for nothing else.
 //!
 //! ```no_run
 //! use stratalloc_tools::analysis::{Memory, Need, Recording, SearchOptions};

@@ -1,14 +1,14 @@
 //! Finds the smallest device on which a recording runs under a configuration.
 //!
-//! A larger device is not always sufficient if a smaller one is: each size leads to other releases at
-//! other moments. A program can run on one device, fail on a slightly larger one and run again on a
-//! still larger one. So a bisection alone finds one of several edges, not the last.
+//! A larger device is not always sufficient if a smaller one is: each size leads to other releases at other
+//! moments. A program can run on one device, fail on a slightly larger one and run again on a still larger
+//! one. So a bisection alone finds any size just above a size that fails, not the largest such size.
 //!
 //! The search starts from above. It steps down from the bytes reserved without a limit to the first size
-//! that fails, then bisects between that size and the next larger one. Then it tries everything up to a
-//! tenth above in fine steps. If a size fails there, the search continues from that size. Smaller sizes
-//! that suffice by luck are reported and never ranked. The sizes of one round are tried in parallel on
-//! all processors.
+//! that fails, then bisects between that size and the next larger one. Then it tries sizes up to a tenth
+//! above in fine steps. If one of them fails, the search continues from that size. Smaller sizes that
+//! suffice by luck are reported and never ranked. The sizes of one round are tried in parallel on all
+//! processors.
 //!
 //! The choice between two equal free blocks depends on their addresses, and a recording does not contain
 //! the addresses that another device would assign. So needs that are printed are searched with three
@@ -34,8 +34,8 @@ pub struct Need {
     /// tried. `None` if no device suffices.
     pub needs_bytes: Option<u64>,
     /// The need with the luckiest order of addresses: the choice between two free blocks of one size
-    /// depends on their addresses, which a recording does not contain for another device. `None` if all
-    /// orders need the same, or if only one was tried.
+    /// depends on their addresses, which a recording does not contain for another device. `None` if the
+    /// needs of all orders are equal within the precision, or if only one was tried.
     pub with_luck_bytes: Option<u64>,
     /// Whether several orders of addresses were tried: see
     /// [`try_other_addresses`](Self::try_other_addresses).
@@ -134,10 +134,10 @@ impl Need {
         self.all_orders || self.needs_bytes.is_none()
     }
 
-    /// Searches again on devices that assign rising and falling addresses and reuse none. Does nothing
-    /// if that was done before. Sets `needs_bytes` to the largest result and `with_luck_bytes` to the
-    /// smallest. Takes some 40 replays if the results are equal, otherwise as long as a
-    /// [`search`](Self::search) for each order.
+    /// Searches again on devices that assign rising and falling addresses and reuse none. Does nothing if
+    /// that was done before. If the results differ by more than the precision, sets `needs_bytes` to the
+    /// largest and `with_luck_bytes` to the smallest. Takes some 40 replays if the results are equal,
+    /// otherwise as long as a [`search`](Self::search) for each order.
     ///
     /// # Errors
     ///
@@ -266,7 +266,7 @@ impl<'a> Search<'a> {
         up(self.recording.live_peak_bytes).max(GRAIN_BYTES)
     }
 
-    /// Steps down from `top` until a size fails. Returns the largest that failed.
+    /// Steps down from `top` until a size fails. Returns the largest that failed, if any did.
     fn first_failure(&mut self, top: u64) -> Result<Option<u64>, ReplayError> {
         let floor = self.floor();
         let at_once = rayon::current_num_threads() * 4;
@@ -286,7 +286,8 @@ impl<'a> Search<'a> {
         self.known.iter().rev().find(|(_, fits)| !**fits).map(|(bytes, _)| *bytes)
     }
 
-    /// Narrows the gap between the largest size that failed and the next larger one that sufficed.
+    /// Narrows the gap between the largest size that failed and the next larger one, and returns the
+    /// latter.
     fn between(&mut self, mut fails: u64) -> Result<u64, ReplayError> {
         loop {
             let mut above = self.known.range(fails + 1..);
@@ -349,8 +350,8 @@ fn scaled(bytes: u64, factor: f64) -> u64 {
     (bytes as f64 * factor) as u64
 }
 
-/// Returns increasing sizes above `from` up to `to`, each larger than the previous one by at most the
-/// share `step`.
+/// Returns increasing sizes above `from` up to `to`. Each is larger than the previous one by at most the
+/// share `step`, or by [`GRAIN_BYTES`] if that is more.
 fn steps_up(from: u64, to: u64, step: f64) -> Vec<u64> {
     let next = |bytes: &u64| {
         let further = scaled(*bytes, 1.0 + step) / GRAIN_BYTES * GRAIN_BYTES;
@@ -359,8 +360,8 @@ fn steps_up(from: u64, to: u64, step: f64) -> Vec<u64> {
     std::iter::successors(Some(from), next).skip(1).collect()
 }
 
-/// Returns decreasing sizes below `from` down to `to`, each smaller than the previous one by at most the
-/// share `step`.
+/// Returns decreasing sizes below `from` down to `to`. Each is smaller than the previous one by at most the
+/// share `step`, or by [`GRAIN_BYTES`] if that is more.
 fn steps_down(from: u64, to: u64, step: f64) -> Vec<u64> {
     let next = |bytes: &u64| {
         let further = up(scaled(*bytes, 1.0 / (1.0 + step)));

@@ -30,27 +30,26 @@ pub struct Recording {
     pub config: Option<Config>,
     /// The requests, without the recorded allocator's decisions.
     pub workload: Workload,
-    /// The figures of the file.
+    /// The figures of the recorded program.
     pub figures: Figures,
     /// The limit on reserved bytes, if any. A limit set by the caller overrides the one found in the
     /// recording.
     pub limit: Option<Limit>,
-    /// The limit of the recorded program, if the recording shows it. Not determined if the caller sets a
-    /// fraction.
+    /// The limit of the recorded program, if it was inferred from the events. It is not inferred if the
+    /// caller sets a fraction.
     pub inferred_limit: Option<Limit>,
     /// An exact replay of the recorded configuration, if there is one. Its `workload` was moved to this
     /// struct's.
     pub exact: Option<Verification>,
-    /// The memory before the first event, if the recording begins after the program's start and contains
-    /// it.
+    /// The memory before the first event, if any. The recording then began after the program's start.
     pub start: Option<Start>,
-    /// The layout before the first event, under the recorded configuration. Without it, replays start
-    /// with the live blocks only. The ages of free blocks are not recorded, so the garbage collector may
-    /// release other blocks than it did.
+    /// The layout before the first event, under the recorded configuration. Without it, replays start with
+    /// the live blocks only. The ages of its free blocks are not recorded, so in a replay the garbage
+    /// collector may release other blocks than in the recorded program.
     pub start_layout: Option<Vec<SegmentLayout>>,
     /// The peak of live bytes, as requested. No smaller device can suffice.
     pub live_peak_bytes: u64,
-    /// The memory that the caller set.
+    /// The memory that the caller set or, if the caller set none, that this library recorded.
     pub memory: Memory,
 }
 
@@ -79,7 +78,8 @@ pub enum LimitSource {
         /// The number of requests that failed.
         ooms: u64,
     },
-    /// The smallest limit under which a replay makes every recorded decision.
+    /// The smallest limit under which a replay makes every recorded decision or, if there is none, the peak
+    /// of reserved bytes.
     Inferred {
         /// The number of requests that failed. If 0, the limit follows from the recorded releases.
         ooms: u64,
@@ -129,7 +129,7 @@ impl fmt::Display for LimitSource {
 impl Recording {
     /// Reads the requests of a trace. `config` is the recorded configuration, if it can be replayed.
     ///
-    /// Replays the recording, so it takes as long as a replay of every event.
+    /// Replays the recording once, or many times if its limit must be inferred; never without `config`.
     #[must_use]
     pub fn new(trace: Trace, config: Option<Config>, memory: Memory) -> Self {
         let is_set = memory != Memory::default();

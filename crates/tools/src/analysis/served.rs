@@ -1,7 +1,7 @@
-//! Finds settings that would have served a program that has just run out of memory.
+//! Finds settings that would have served a program that has just run out of memory (`advise_on_oom:True`).
 //!
-//! The program is stopped until the result is there. So each setting is replayed only once, under the
-//! program's own limit, without a search for its need. Only the newest entries of the history are used.
+//! The program waits for the result. So each setting is replayed only once, under the program's own limit,
+//! without a search for its need. Only the newest entries of the history are used.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use stratalloc::config::{Config, KeyTable};
 use stratalloc::history::Snapshot;
 use stratalloc::layers::on_oom::set_adviser;
 
-/// No replay of a setting starts after this time.
+/// No replay of a setting starts after this much time.
 const TIME: Duration = Duration::from_secs(4);
 /// The maximum number of history entries that are replayed, the newest ones; more would take more time
 /// and memory.

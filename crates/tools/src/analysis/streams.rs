@@ -83,7 +83,7 @@ impl Streams {
     }
 }
 
-/// Calls `see` for each allocated and each freed block. The function that it passes adds the block's
+/// Calls `see` for each block that is allocated or freed. The function that `see` gets adds the block's
 /// bytes to a sum or subtracts them.
 fn changes(workload: &Workload, mut see: impl FnMut(StreamId, fn(u64, u64) -> u64, u64)) {
     let mut blocks: Vec<Option<(StreamId, u64)>> = vec![None; workload.blocks as usize];

@@ -1,8 +1,8 @@
 //! The version of PyTorch that advised settings must suit.
 //!
-//! A recording does not contain this version, but its keys and its configuration show the oldest version
-//! that can have made it. Advice contains only keys that this version knows, because an unknown key
-//! stops a program.
+//! A recording does not contain this version, but its fields and its configuration show the oldest version
+//! that can have made it. Advice for PyTorch contains only configuration keys that this version knows,
+//! because an unknown key stops a program.
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ impl ForTorch {
         }
         let conf = recording.config.as_ref().and_then(Config::oldest_torch);
         let trace = &recording.trace;
-        // A snapshot made by this library has the keys of a new version, whichever PyTorch was running.
+        // A snapshot made by this library has the fields of a new version, whichever PyTorch was running.
         let by_keys = Some(trace.torch_version()).filter(|_| trace.made_here.is_none());
         let by_keys = by_keys.filter(|version| *version > TorchVersion::V2_11);
         match conf.max(by_keys) {

@@ -37,11 +37,11 @@ const ENDLESS_BYTES: [u64; 2] = [1 << 38, 1 << 43];
 /// The result of a replay.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// Counters and times. The counters are complete even for strategies that count nothing themselves.
+    /// Counters and times. The layer `statistics` and the device supply what the strategy does not count.
     pub run: Run,
-    /// The peak of bytes allocated from the device, counted by the strategy or by the device.
+    /// The peak of bytes allocated from the device, counted by the device.
     pub peak_taken_bytes: u64,
-    /// Time of the device calls on the device's own clock, in nanoseconds.
+    /// Time of the device calls on the simulated clock, in nanoseconds.
     pub device_ns: u64,
 }
 
@@ -54,7 +54,7 @@ impl Trial {
     }
 }
 
-/// Replays a recording under a configuration `passes` times. All results except times are those of the
+/// Replays a recording under a configuration `passes` times. The counters and `device_ns` are those of the
 /// first pass. Files that a layer of the configuration names are written.
 ///
 /// # Errors
@@ -135,8 +135,8 @@ pub(super) fn fits_in_order(
     replay::is_served(&recording.workload, &strategy, Some(sim))
 }
 
-/// Replays a recording once. Calls `begun` when all blocks from before the recording exist. Calls
-/// `on_step` after each operation with its index and the bytes allocated from the device.
+/// Replays a recording once. Calls `begun` when all blocks from before the recording exist. Calls `on_step`
+/// after each operation with its index, the strategy and the bytes allocated from the device.
 ///
 /// # Errors
 ///
@@ -164,11 +164,11 @@ pub(crate) fn watch(
 }
 
 /// The strategy, its device, and the blocks that exist at the start of a replay, by their numbers in the
-/// workload. Blocks that should exist at the start but do not are allocated first.
+/// workload. If there are no such blocks, the replay allocates those from before the recording first.
 pub(super) type Opened = (Strategy, Arc<Sim>, Vec<(u32, Allocation)>);
 
 /// Opens an allocator on its own device. The allocator starts with the recorded layout if `capacity` is
-/// [`Capacity::Limited`] and the layout is known.
+/// [`Capacity::Limited`] and the layout is known and fits.
 pub(super) fn open_with_start(
     recording: &Recording,
     config: &Config,
@@ -182,7 +182,7 @@ pub(super) fn open_with_start(
         return Ok((strategy, sim, Vec::new()));
     };
     let Ok(installed) = engine.install(layout) else {
-        // The layout does not fit on this device; the live blocks alone may fit.
+        // The layout does not fit on this device; without free blocks, the live blocks may fit.
         let (strategy, sim) = open(recording, config, capacity, AddressOrder::Lowest)?;
         return Ok((strategy, sim, Vec::new()));
     };
@@ -217,7 +217,7 @@ fn open(
     let strategy = registry::build(config, driver, BuildOptions::default())?;
     if let Some(fraction) = fraction {
         match strategy.control().caching {
-            // A strategy without a cache enforces no limit, so the device gets the limit as its size.
+            // A strategy without a cache enforces no limit, so the limit becomes the size of the device.
             None if recording.limit_is_inferred() => {
                 let bytes = recording.limit.map_or(total_bytes, |limit| limit.bytes);
                 return open(recording, config, Capacity::Device { total_bytes: bytes }, addresses);

@@ -25,7 +25,8 @@ impl Why {
     /// The same as [`Picture::take`].
     pub(crate) fn of(recording: &Recording) -> Result<Self, ReplayError> {
         let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
-        // Only a device as large as the recorded one has room for the memory from before the recording.
+        // The layout before the first event is used only with `Limited`. It needs room for the recorded
+        // peak.
         let starts = recording.layout_for(&config).is_some()
             && recording.figures.peak_reserved_bytes <= recording.total_bytes();
         let limited = recording.limit.is_some() || starts;

@@ -1,4 +1,4 @@
-//! The results of an analysis as sentences. Every number in them comes from a replay.
+//! The results of an analysis as sentences. Every number in them comes from a recording or a replay.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,7 @@ impl HostMemory {
 }
 
 impl Need {
-    /// Formats the need in MiB. If the most favourable order of addresses needs less, adds that.
+    /// Formats the need in MiB. If the need with the luckiest order of addresses is known, adds that.
     pub(crate) fn in_mib(&self) -> String {
         let needs = self.needs_bytes.map_or_else(|| "no device suffices".to_owned(), mib);
         match self.with_luck_bytes {
@@ -120,7 +120,7 @@ impl Picture {
             text += &format!(". The largest free block has {} MiB", near(largest));
         }
         text.push('.');
-        // Memory that inactive streams keep is visible only at the peak of reserved bytes.
+        // At the peak of live bytes, streams that become busy later have not reserved their memory yet.
         if self.moment != Moment::PeakLive
             && let Some(more) = self.streams_apart(streams)
         {
@@ -193,7 +193,7 @@ impl Recording {
 /// A setting to make, for one of the two allocators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
-    /// The allocator.
+    /// The name of the allocator.
     pub(crate) allocator: String,
     /// The environment variable and its value.
     pub(crate) set: String,
@@ -224,7 +224,7 @@ impl Advice {
         format!("{searched} searched to the end{dropped}")
     }
 
-    /// Returns how to make a setting that was searched.
+    /// Returns the allocator, the environment variable and the need of a setting that was searched.
     pub(crate) fn choice(&self, tried: &Tried) -> Choice {
         let (allocator, variable, conf) = match tried.for_pytorch() {
             Some(conf) => (self.torch.to_string(), "PYTORCH_CUDA_ALLOC_CONF", conf),
@@ -237,8 +237,7 @@ impl Advice {
         Choice { allocator, set, needs: format!("needs {} MiB", tried.need.in_mib()) }
     }
 
-    /// Lists the data that the recording lacks, each with its importance and the option that supplies
-    /// it.
+    /// Lists the data that the recording lacks, each with the option or call that supplies it.
     pub(crate) fn unknown(&self, recording: &Recording) -> Vec<&'static str> {
         let torch = "its version of PyTorch: keys that 2.1 and every later version have are assumed; --torch 2.11 \
              names a version and adds its keys";
