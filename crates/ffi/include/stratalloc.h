@@ -968,7 +968,8 @@ void stratalloc_torch_memory_fraction(double fraction, int device);
 // # Safety
 //
 // `size` may be written, unless it is null.
-void *stratalloc_torch_base_allocation(void *pointer, size_t *size);
+void *stratalloc_torch_base_allocation(void *pointer,
+                                       size_t *size);
 
 // `set_record_stream_fn`: announces that work on `stream` uses the block. Ignores null.
 void stratalloc_torch_record_stream(void *pointer, void *stream);
@@ -986,7 +987,8 @@ void stratalloc_torch_begin_allocate_to_pool(int device,
                                              void *filter);
 
 // `set_end_allocate_to_pool_fn`: closes the pool's scope. The pool stays in use until it is released.
-void stratalloc_torch_end_allocate_to_pool(int device, stratalloc_pool pool);
+void stratalloc_torch_end_allocate_to_pool(int device,
+                                           stratalloc_pool pool);
 
 // `set_release_pool`: removes a user from a pool. The free memory of a pool without users is released
 // the next time the allocator releases memory.
