@@ -232,8 +232,9 @@ pub(crate) fn capture_status_of(
 }
 
 /// Returns true if work submitted to `stream` now may become part of a graph. (An event recorded in a
-/// graph never finishes.) If the status cannot be read, returns true, except on a lost device: there the
-/// caller's next driver call fails anyway.
+/// graph never finishes.) False for a destroyed stream and if the driver has no captures. If the status
+/// cannot be read for another reason, returns true, except on a lost device: there the caller's next
+/// driver call fails anyway.
 #[inline]
 pub(crate) fn may_be_captured(driver: &dyn Driver, stream: StreamId) -> bool {
     match capture_status_of(driver, stream) {

@@ -241,8 +241,9 @@ impl Engine {
         self.finish_all_deferred(|_| {})
     }
 
-    /// Finishes all deferred blocks. If only another thread could finish some of them without waiting,
-    /// synchronizes the device for these, unless a capture may be active.
+    /// Finishes deferred blocks as [`finish_deferred`](Self::finish_deferred) does. If some remain that only
+    /// another thread could finish without waiting, synchronizes the device and finishes these too, unless
+    /// a capture may be active.
     pub(super) fn finish_deferred_or_wait(&self) -> Result<(), DriverError> {
         let finished = self.finish_deferred();
         let last = {

@@ -25,8 +25,8 @@ pub(crate) fn check(bytes: &[u8]) {
     recording::repeat(&trace);
 }
 
-/// Returns the recording in a form for comparison. Sorts segments at the same address, because their
-/// order has no meaning, and clears `other_devices`, because it is not written.
+/// Returns the recording in a form for comparison. Sorts the segments by the text of their fields, because
+/// their order has no meaning, and clears `other_devices`, because `json` does not write it.
 fn sorted(mut trace: Trace) -> Trace {
     trace.other_devices = 0;
     trace.segments.sort_by_key(|segment| format!("{:x?}", (segment.address, segment)));

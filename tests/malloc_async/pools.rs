@@ -1,4 +1,5 @@
-//! Private pools, each of which is a memory pool of the driver.
+//! Private pools. Each serves requests from its own memory pool of the driver, except requests in a capture:
+//! their memory belongs to the graph.
 
 use stratalloc::driver::MemoryPools;
 

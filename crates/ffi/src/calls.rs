@@ -38,9 +38,9 @@ pub(super) fn block(
 }
 
 /// Creates an allocator and stores its handle, which is never 0. `conf` is a configuration string. If
-/// it is null, the environment is read (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (no
-/// memory, any size), `host` (memory of this machine) or `cuda:N`. A handle is valid only in the
-/// process that created it: the child of a fork must create its own.
+/// it is null, the environment is read (`ALLOC_CONF`, then PyTorch's variables). `device` is `sim` (a
+/// simulated H200 without memory behind its addresses), `host` (memory of this machine) or `cuda:N`. A
+/// handle is valid only in the process that created it: the child of a fork must create its own.
 ///
 /// Some configurations are valid but probably a mistake, such as a repeated key, or two environment
 /// variables with different configurations. Each causes one warning per process on the standard error

@@ -10,7 +10,8 @@ use stratalloc::driver::{Driver, DriverResult};
 use stratalloc::size::MIB;
 use stratalloc_sim::{Host, HostOptions};
 
-/// Tests a property as on a GPU, but on a part of host memory. Panics if resources are leaked.
+/// Tests a property as on a GPU, but on a part of a host device. Panics if the whole device still holds
+/// resources after the parts of the test were dropped.
 fn on_a_part(build: &Build<'_>, property: Property) -> Result<Outcome, String> {
     let whole = Arc::new(Host::new(HostOptions { total_bytes: 1 << 30, ..HostOptions::default() }));
     let outcome = {

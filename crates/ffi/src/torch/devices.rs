@@ -110,11 +110,12 @@ impl Devices {
         Ok(entry.put(instance))
     }
 
-    /// Applies a configuration string to all devices, including those that are opened later, or to
-    /// none.
+    /// Applies a configuration string to all devices, including those that are opened later. If that
+    /// fails, the devices keep their former configuration, with the exception below.
     ///
     /// First checks on all devices what can be checked without changes. If a driver fails afterwards,
-    /// restores the former configuration of the devices that were already changed.
+    /// restores the former configuration of the devices that were already changed. A device on which that
+    /// fails, too, keeps the new one, and a warning is written.
     #[cold]
     fn set_conf(
         &'static self,

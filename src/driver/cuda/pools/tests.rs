@@ -23,7 +23,7 @@ const RELAXED: u32 = 2;
 thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(OURS) };
     static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
-    /// Whether the library requires a current context for any stream.
+    /// True if the library refuses all calls while another context than `OURS` is current.
     static WANTS_CONTEXT: Cell<bool> = const { Cell::new(false) };
     /// The calls, each with the current context and the thread's capture mode.
     static SEEN: RefCell<Vec<(&'static str, u64, u32)>> = const { RefCell::new(Vec::new()) };
