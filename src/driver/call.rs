@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, Ipc, MemoryInfo, MemoryPools, Peers,
-    Processes, VirtualMemory,
+    PinnedMemory, Processes, VirtualMemory,
 };
 use crate::ids::{EventId, StreamId};
 
@@ -110,6 +110,18 @@ macro_rules! calls {
     (Processes $then:ident $($with:tt)*) => { $then! { $($with)*
         List list() -> Vec<ProcessUsage>;
     } };
+    (PinnedMemory $then:ident $($with:tt)*) => { $then! { $($with)*
+        Pin pin(size_bytes: u64) -> PinnedId;
+        Unpin unpin(pinned: PinnedId) -> ();
+        CopyOut copy_out(
+            to: PinnedRange, from: u64 as address, stream: StreamId as stream
+        ) -> ();
+        CopyIn copy_in(
+            to: u64 as address, from: PinnedRange, stream: StreamId as stream
+        ) -> ();
+        ReadPinned read_pinned(from: PinnedId, offset_bytes: u64, into: &mut [u8]) -> ();
+        WritePinned write_pinned(to: PinnedId, offset_bytes: u64, from: &[u8]) -> ();
+    } };
 }
 pub use calls;
 
@@ -134,7 +146,7 @@ macro_rules! parts {
     ($then:ident) => {
         $then! {
             virtual_memory VirtualMemory; memory_pools MemoryPools; ipc Ipc; peers Peers;
-            capture Capture; processes Processes;
+            capture Capture; processes Processes; pinned_memory PinnedMemory;
         }
     };
 }
@@ -173,7 +185,7 @@ macro_rules! enumerate {
     };
 }
 
-enumerate! { [Driver VirtualMemory Fabric MemoryPools Ipc Peers Capture Processes] }
+enumerate! { [Driver VirtualMemory Fabric MemoryPools Ipc Peers Capture Processes PinnedMemory] }
 
 impl Call {
     /// Returns the call with this name.

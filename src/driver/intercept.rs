@@ -13,7 +13,7 @@ use super::call::{Call, calls, parts};
 use super::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult,
     Exportable, Fabric, FabricHandle, HoldsWork, Ipc, MemoryInfo, MemoryPools, NodeId, Peers,
-    PhysicalId, ProcessUsage, Processes, VirtualMemory,
+    PhysicalId, PinnedId, PinnedMemory, PinnedRange, ProcessUsage, Processes, VirtualMemory,
 };
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
@@ -112,6 +112,7 @@ pub trait Interceptor: fmt::Debug + Send + Sync {
     calls! { Peers hooks Peers Driver::peers; }
     calls! { Capture hooks Capture Driver::capture; }
     calls! { Processes hooks Processes Driver::processes; }
+    calls! { PinnedMemory hooks PinnedMemory Driver::pinned_memory; }
 }
 
 fn fabric(inner: &dyn Driver) -> Option<&dyn Fabric> {
@@ -154,6 +155,8 @@ pub struct Parts<'a> {
     pub capture: Option<&'a dyn Capture>,
     /// See [`Driver::processes`].
     pub processes: Option<&'a dyn Processes>,
+    /// See [`Driver::pinned_memory`].
+    pub pinned_memory: Option<&'a dyn PinnedMemory>,
 }
 
 /// A driver whose calls pass through an [`Interceptor`].
@@ -245,7 +248,7 @@ macro_rules! intercept_parts {
         })*
     };
 }
-intercept_parts! { Fabric MemoryPools Ipc Peers Capture Processes }
+intercept_parts! { Fabric MemoryPools Ipc Peers Capture Processes PinnedMemory }
 
 impl<D: HoldsWork, I: Interceptor> HoldsWork for Intercepted<D, I> {
     type Gate = D::Gate;

@@ -32,6 +32,7 @@ pub mod call;
 pub mod cuda;
 mod holders;
 mod intercept;
+mod pinned;
 #[doc(hidden)]
 pub mod pool_users;
 
@@ -41,6 +42,7 @@ pub(crate) use holders::name_holders;
 #[doc(hidden)]
 pub use intercept::lacking;
 pub use intercept::{Intercepted, Interceptor, Parts};
+pub use pinned::{PinnedId, PinnedMemory, PinnedRange};
 
 /// Result of a driver call.
 pub type DriverResult<T> = Result<T, DriverError>;
@@ -195,6 +197,11 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     /// Returns the list of processes that hold memory of the device, if it is available.
     fn processes(&self) -> Option<&dyn Processes> {
+        None
+    }
+
+    /// Returns the calls for pinned memory of the program, if supported.
+    fn pinned_memory(&self) -> Option<&dyn PinnedMemory> {
         None
     }
 }

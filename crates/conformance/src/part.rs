@@ -11,9 +11,11 @@ use std::os::fd::OwnedFd;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::machine::Real;
+use stratalloc::driver::call::Call;
 use stratalloc::driver::{
     DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult, Exportable, HoldsWork,
-    Intercepted, Interceptor, MemoryInfo, MemoryPools, Parts, PhysicalId, VirtualMemory,
+    Intercepted, Interceptor, MemoryInfo, MemoryPools, Parts, PhysicalId, PinnedId, VirtualMemory,
+    lacking,
 };
 use stratalloc::error::{DriverError, DriverErrorKind};
 use stratalloc::ids::{EventId, StreamId};
@@ -40,6 +42,8 @@ struct Book {
     mapped: BTreeMap<u64, Mapping>,
     pieces: HashMap<PhysicalId, Piece>,
     events: List,
+    /// Pinned memory, by the numbers of the slabs.
+    pinned: List,
     /// Streams of the inner device, by the part's stream numbers.
     streams: HashMap<StreamId, StreamId>,
     /// Pools of the inner device that this part created, including its default one.
@@ -130,6 +134,7 @@ impl<D: Driver> Share<D> {
             pieces: book.pieces.len() as u64,
             pool_ranges: book.pool_ranges.len() as u64,
             events: book.events.len() as u64,
+            pinned_bytes: book.pinned.values().sum(),
         }
     }
 
@@ -211,6 +216,9 @@ impl<D: Driver> Share<D> {
                 let _ = inner.synchronize_stream(stream);
             }
             book.pools.keys().for_each(|pool| drop(pools.destroy_pool(DriverPoolId(*pool))));
+        }
+        if let Some(part) = inner.pinned_memory() {
+            book.pinned.keys().for_each(|slab| drop(part.unpin(PinnedId(*slab))));
         }
         book.events.keys().for_each(|event| drop(inner.destroy_event(EventId(*event))));
         book.streams.values().for_each(|stream| drop(inner.destroy_stream(*stream)));
@@ -300,6 +308,18 @@ impl<D: Driver> Interceptor for Share<D> {
     fn destroy_event(&self, inner: &dyn Driver, event: EventId) -> DriverResult<()> {
         let act = || inner.destroy_event(event);
         self.remove("destroy_event", |book| &mut book.events, (event.0, None), act)
+    }
+
+    fn pin(&self, inner: &dyn Driver, size_bytes: u64) -> DriverResult<PinnedId> {
+        let pinned = inner.pinned_memory().ok_or_else(|| lacking(Call::Pin))?.pin(size_bytes)?;
+        self.book().pinned.insert(pinned.0, size_bytes);
+        Ok(pinned)
+    }
+
+    fn unpin(&self, inner: &dyn Driver, pinned: PinnedId) -> DriverResult<()> {
+        let part = inner.pinned_memory().ok_or_else(|| lacking(Call::Unpin))?;
+        let act = || part.unpin(pinned);
+        self.remove("unpin", |book| &mut book.pinned, (pinned.0, None), act)
     }
 
     fn reserve(&self, _: &dyn Driver, size_bytes: u64) -> DriverResult<u64> {

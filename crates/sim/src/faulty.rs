@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
     use crate::{Sim, SimOptions};
-    use stratalloc::driver::{DriverPoolId, Exportable, NodeId, PhysicalId};
+    use stratalloc::driver::{DriverPoolId, Exportable, NodeId, PhysicalId, PinnedId, PinnedRange};
     use stratalloc::ids::{DeviceId, EventId, StreamId};
     use stratalloc::size::MIB;
 
@@ -131,6 +131,9 @@ mod tests {
         let memory = driver.virtual_memory().unwrap();
         let pools = driver.memory_pools().unwrap();
         let pool = DriverPoolId(0);
+        let pinned = driver.pinned_memory().unwrap();
+        let slab = PinnedId(1);
+        let part = PinnedRange { pinned: slab, offset_bytes: 0, size_bytes: 1 };
         let descriptor = || std::io::pipe().unwrap().0.into();
         vec![
             driver.make_current(),
@@ -186,6 +189,12 @@ mod tests {
             driver.capture().unwrap().add_to_frontier(stream, &[]),
             driver.capture().unwrap().free_behind(at, stream, &[]).map(drop),
             driver.processes().unwrap().list().map(drop),
+            pinned.pin(MIB).map(drop),
+            pinned.unpin(slab),
+            pinned.copy_out(part, at, stream),
+            pinned.copy_in(at, part, stream),
+            pinned.read_pinned(slab, 0, &mut [0]),
+            pinned.write_pinned(slab, 0, &[0]),
         ]
     }
 

@@ -62,7 +62,7 @@ pub trait WorkGate: fmt::Debug + Send + Sync {
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Driver calls that may wait for earlier work.
-const WAITING: [&str; 15] = [
+const WAITING: [&str; 17] = [
     "free",
     "synchronize_stream",
     "synchronize_device",
@@ -78,6 +78,8 @@ const WAITING: [&str; 15] = [
     "close",
     "open",
     "enable_access",
+    "pin",
+    "unpin",
 ];
 
 /// A gate or a mark of a stream.

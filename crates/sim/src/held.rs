@@ -17,6 +17,8 @@ pub struct HeldResources {
     pub pieces: u64,
     /// Number of allocations from stream-ordered pools.
     pub pool_ranges: u64,
+    /// Bytes of pinned memory of the program.
+    pub pinned_bytes: u64,
     /// Number of events that were created and not destroyed.
     pub events: u64,
 }

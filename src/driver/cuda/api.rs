@@ -410,6 +410,10 @@ impl Api {
             && has!(self: capture_begin, capture_end, graph_add_free, graph_destroy)
     }
 
+    pub(super) fn has_pinned_memory(&self) -> bool {
+        has!(self: host_allocate, host_free, copy_in, copy_out)
+    }
+
     pub(super) fn has_ipc(&self) -> bool {
         has!(self: ipc_share, ipc_open, ipc_close)
     }

@@ -19,8 +19,8 @@
 //! An error of a kernel stays with the context. The first call that reports it fails with the kind
 //! `DeviceLost`, and so does every later call.
 //!
-//! Read next: `api` (the library), `mapping`, `pools`, `graph`, `others`, `across`, `processes`,
-//! `gates`, `fabric`.
+//! Read next: `api` (the library), `mapping`, `pinned`, `pools`, `graph`, `others`, `across`,
+//! `processes`, `gates`, `fabric`.
 
 mod across;
 mod api;
@@ -31,6 +31,7 @@ mod gates;
 mod graph;
 mod mapping;
 mod others;
+mod pinned;
 mod pools;
 mod processes;
 
@@ -44,7 +45,7 @@ use parking_lot::Mutex;
 
 use super::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverResult, Ipc, MemoryInfo,
-    MemoryPools, Peers, Processes, VirtualMemory,
+    MemoryPools, Peers, PinnedMemory, Processes, VirtualMemory,
 };
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
@@ -103,6 +104,8 @@ pub struct Cuda {
     fabric: Mutex<Option<bool>>,
     /// Numbers with which the work of streams is held back.
     gates: Mutex<Gates>,
+    /// Pinned memory.
+    slabs: Mutex<pinned::Slabs>,
     /// Number of expected captures.
     captures_expected: AtomicUsize,
     /// Other devices whose primary contexts are retained: CUDA's device handle, and the context.
@@ -224,6 +227,7 @@ impl Cuda {
             own_pools: Mutex::default(),
             fabric: Mutex::default(),
             gates: Mutex::default(),
+            slabs: Mutex::default(),
             // If the device has no calls for captures, no caller can announce one. So the count starts at
             // 1: a capture is always expected.
             captures_expected: AtomicUsize::new(usize::from(!can.capture)),
@@ -475,6 +479,10 @@ impl Driver for Cuda {
     /// The first call in the process loads NVML, which is slow.
     fn processes(&self) -> Option<&dyn Processes> {
         self.has_process_list().then_some(self as &dyn Processes)
+    }
+
+    fn pinned_memory(&self) -> Option<&dyn PinnedMemory> {
+        self.api.has_pinned_memory().then_some(self as &dyn PinnedMemory)
     }
 }
 

@@ -50,6 +50,7 @@ pub(super) fn device_over(api: Api, can: Abilities) -> Cuda {
         own_pools: Default::default(),
         fabric: Default::default(),
         gates: Default::default(),
+        slabs: Default::default(),
         captures_expected: 0.into(),
         others: Default::default(),
         bridge: Default::default(),

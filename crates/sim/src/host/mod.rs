@@ -22,6 +22,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -215,14 +216,14 @@ impl Backing for HostMemory {
         Box::new(move || to.fill(byte))
     }
 
-    fn write(&self, to: u64, bytes: Vec<u8>) -> Task {
-        let to = self.0.lock().span(to, bytes.len() as u64);
-        Box::new(move || to.write(&bytes))
+    fn write(&self, to: u64, from: Arc<Mutex<Vec<u8>>>, range: Range<usize>) -> Task {
+        let to = self.0.lock().span(to, range.len() as u64);
+        Box::new(move || to.write(&from.lock()[range]))
     }
 
-    fn read(&self, from: u64, into: Arc<Mutex<Vec<u8>>>) -> Task {
-        let from = self.0.lock().span(from, into.lock().len() as u64);
-        Box::new(move || from.read(&mut into.lock()))
+    fn read(&self, from: u64, into: Arc<Mutex<Vec<u8>>>, range: Range<usize>) -> Task {
+        let from = self.0.lock().span(from, range.len() as u64);
+        Box::new(move || from.read(&mut into.lock()[range]))
     }
 
     #[cfg(test)]

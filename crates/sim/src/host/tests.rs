@@ -8,6 +8,7 @@ use stratalloc::size::MIB;
 
 mod faults;
 mod mapping;
+mod pinned;
 mod pools;
 mod reuse;
 mod sharing;

@@ -4,6 +4,7 @@
 //! So unless documented otherwise, a call fails only if the operating system fails.
 
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -36,8 +37,10 @@ pub(crate) trait Backing: fmt::Debug + Send + Sync {
 
     fn copy(&self, to: u64, from: u64, size_bytes: u64) -> Task;
     fn fill(&self, to: u64, byte: u8, size_bytes: u64) -> Task;
-    fn write(&self, to: u64, bytes: Vec<u8>) -> Task;
-    fn read(&self, from: u64, into: Arc<Mutex<Vec<u8>>>) -> Task;
+    /// Copies a range of program memory to the device.
+    fn write(&self, to: u64, from: Arc<Mutex<Vec<u8>>>, range: Range<usize>) -> Task;
+    /// Copies from the device to a range of program memory.
+    fn read(&self, from: u64, into: Arc<Mutex<Vec<u8>>>, range: Range<usize>) -> Task;
 
     /// Returns the bytes of memory that pieces use, and the length of the file that they share.
     #[cfg(test)]

@@ -25,7 +25,7 @@ use crate::refusal::{Done, Refusal, check_whole, ensure, invalid, out_of_memory}
 use stratalloc::driver::call::{Call, calls, forward};
 use stratalloc::driver::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, MemoryPools, Peers,
-    ProcessUsage, Processes, VirtualMemory,
+    PinnedMemory, ProcessUsage, Processes, VirtualMemory,
 };
 use stratalloc::error::DriverErrorKind;
 use stratalloc::ids::{DeviceId, EventId, StreamId};
@@ -38,6 +38,7 @@ mod graph;
 mod idle;
 mod mapping;
 mod peers;
+mod pinned;
 mod pool_books;
 mod pools;
 mod ranges;
@@ -52,6 +53,7 @@ use backing::{Backing, Task};
 pub use costs::{CallCosts, Cost};
 use graph::Graphs;
 use mapping::Mappings;
+use pinned::Pinned;
 use pools::Pools;
 use ranges::{AddressSpace, Budget};
 use work::{Event, Mark, Work};
@@ -178,6 +180,7 @@ struct State {
     mappings: Mappings,
     graphs: Graphs,
     pools: Pools,
+    pinned: Pinned,
     /// Other devices for which access was enabled.
     peers: BTreeSet<DeviceId>,
     /// The memory behind the addresses. `None`: there is none.
@@ -225,6 +228,7 @@ impl<K: Kind> SimulatedDevice<K> {
             mappings: Mappings::new(options.addresses, backing.clone()),
             graphs: Graphs::default(),
             pools: Pools::new(backing.clone()),
+            pinned: Pinned::default(),
             peers: BTreeSet::new(),
             options,
             backing,
@@ -447,7 +451,10 @@ impl Locked<'_> {
     fn copy_from_host(&mut self, to: u64, from: &[u8], stream: StreamId) -> Done<()> {
         self.check_reachable(to, from.len() as u64)?;
         self.graphs.check_may_wait_for(stream)?;
-        let task = self.backing.as_ref().map(|backing| backing.write(to, from.to_vec()));
+        let task = self.backing.as_ref().map(|backing| {
+            let bytes = Arc::new(Mutex::new(from.to_vec()));
+            backing.write(to, bytes, 0..from.len())
+        });
         self.run(stream, task)?;
         self.synchronize_stream(stream)
     }
@@ -457,7 +464,8 @@ impl Locked<'_> {
         self.check_reachable(from, to.len() as u64)?;
         self.graphs.check_may_wait_for(stream)?;
         let bytes = Arc::new(Mutex::new(vec![0; to.len()]));
-        let task = self.backing.as_ref().map(|backing| backing.read(from, Arc::clone(&bytes)));
+        let backing = self.backing.as_ref();
+        let task = backing.map(|backing| backing.read(from, Arc::clone(&bytes), 0..to.len()));
         self.run(stream, task)?;
         self.synchronize_stream(stream)?;
         to.copy_from_slice(&bytes.lock());
@@ -496,6 +504,10 @@ impl<K: Kind> Driver for SimulatedDevice<K> {
     }
 
     fn processes(&self) -> Option<&dyn Processes> {
+        Some(self)
+    }
+
+    fn pinned_memory(&self) -> Option<&dyn PinnedMemory> {
         Some(self)
     }
 }

@@ -1,0 +1,39 @@
+//! The part for pinned memory of the program: memory that the device copies from and to by itself.
+
+use super::DriverResult;
+use crate::ids::StreamId;
+
+/// A slab of pinned memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PinnedId(pub u64);
+
+/// A range inside a slab of pinned memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PinnedRange {
+    /// The slab.
+    pub pinned: PinnedId,
+    /// Offset of the range in the slab.
+    pub offset_bytes: u64,
+    /// Size of the range.
+    pub size_bytes: u64,
+}
+
+/// Pinned memory of the program, in slabs, and copies between it and the device.
+///
+/// The copies run in stream order, and the calling thread does not wait for them. Until a copy has
+/// finished, both its ranges must stay valid, and nothing else may access the bytes that it writes.
+pub trait PinnedMemory: Send + Sync {
+    /// Pins `size_bytes` (at least 1) of the program's memory. The bytes are undefined. Takes time in
+    /// proportion to the size.
+    fn pin(&self, size_bytes: u64) -> DriverResult<PinnedId>;
+    /// Releases a slab. No copy from or to it may be running.
+    fn unpin(&self, pinned: PinnedId) -> DriverResult<()>;
+    /// Submits a copy from the device to pinned memory.
+    fn copy_out(&self, to: PinnedRange, from: u64, stream: StreamId) -> DriverResult<()>;
+    /// Submits a copy from pinned memory to the device.
+    fn copy_in(&self, to: u64, from: PinnedRange, stream: StreamId) -> DriverResult<()>;
+    /// Reads bytes of a slab. The caller has waited for the copies to these bytes.
+    fn read_pinned(&self, from: PinnedId, offset_bytes: u64, into: &mut [u8]) -> DriverResult<()>;
+    /// Writes bytes of a slab. The caller has waited for the copies from and to these bytes.
+    fn write_pinned(&self, to: PinnedId, offset_bytes: u64, from: &[u8]) -> DriverResult<()>;
+}
