@@ -29,11 +29,15 @@ pub enum Action {
     /// A request failed. The size is that of the request (`native` rounds it), and the address is the
     /// device's free bytes.
     OutOfMemory,
+    /// A pause of a tag released the memory of a range of pages. Its blocks keep their addresses.
+    TagPause,
+    /// A resume of a tag mapped the range again.
+    TagResume,
 }
 
 impl Action {
     /// All actions.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Alloc,
         Self::FreeRequested,
         Self::FreeCompleted,
@@ -43,9 +47,11 @@ impl Action {
         Self::SegmentUnmap,
         Self::Snapshot,
         Self::OutOfMemory,
+        Self::TagPause,
+        Self::TagResume,
     ];
 
-    /// Returns the name that PyTorch writes.
+    /// Returns the name that PyTorch writes. PyTorch has no tags; their names are of the same form.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -56,6 +62,8 @@ impl Action {
             Self::SegmentFree => "segment_free",
             Self::SegmentMap => "segment_map",
             Self::SegmentUnmap => "segment_unmap",
+            Self::TagPause => "tag_pause",
+            Self::TagResume => "tag_resume",
             Self::Snapshot => "snapshot",
             Self::OutOfMemory => "oom",
         }

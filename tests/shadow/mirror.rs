@@ -260,7 +260,7 @@ impl Mirror {
             Action::SegmentFree => self.segment_went(address, size_bytes, stream),
             Action::SegmentMap => self.pages_came(address, size_bytes, stream),
             Action::SegmentUnmap => self.pages_went(address, size_bytes, stream),
-            Action::Snapshot => Ok(()),
+            Action::Snapshot | Action::TagPause | Action::TagResume => Ok(()),
             Action::OutOfMemory => self.out_of_memory(address, size_bytes, stream),
         }
     }

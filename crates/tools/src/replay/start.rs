@@ -289,7 +289,7 @@ impl Back {
             }
             Action::SegmentMap => self.unmap(address, size_bytes),
             Action::SegmentUnmap => self.map(event),
-            Action::Snapshot | Action::OutOfMemory => {}
+            Action::Snapshot | Action::OutOfMemory | Action::TagPause | Action::TagResume => {}
         }
     }
 

@@ -117,15 +117,22 @@ impl UnknownEntries {
     }
 }
 
+/// Returns true for an entry that a replay ignores. A tag that sleeps keeps its blocks and addresses, so a
+/// pause or a resume changes no decision that is replayed.
+pub(super) fn is_remark(action: Action) -> bool {
+    matches!(action, Action::Snapshot | Action::TagPause | Action::TagResume)
+}
+
 impl Trace {
-    /// Builds a trace from a snapshot, without stacks and without entries of the snapshot action.
+    /// Builds a trace from a snapshot, without stacks and without entries of snapshots and of tags that were
+    /// paused or resumed.
     #[must_use]
     pub fn of(snapshot: &Snapshot) -> Self {
         let event = |entry: &Entry| {
             let time_us = entry.time_us();
             TraceEvent { time_us, ..entry.event.into() }
         };
-        let is_decision = |entry: &&Entry| entry.event.action != Action::Snapshot;
+        let is_decision = |entry: &&Entry| !is_remark(entry.event.action);
         let decisions = snapshot.entries.iter().filter(is_decision);
         let about = &snapshot.about;
         Self {

@@ -253,7 +253,7 @@ impl Walk<'_> {
                 self.hold(moment, &event.in_segment(kind, pool, expandable));
             }
             Action::SegmentFree | Action::SegmentUnmap => self.drop(moment, address, size_bytes),
-            Action::Snapshot => {}
+            Action::Snapshot | Action::TagPause | Action::TagResume => {}
             Action::OutOfMemory => {
                 let stream = self.lives.streams.number(stream);
                 self.lives.failures.push(Failure {

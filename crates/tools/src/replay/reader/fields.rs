@@ -7,6 +7,7 @@ use super::error::Mismatch;
 use super::heap::Record;
 use super::interpret::{Interpreter, Stop};
 use super::words::Word;
+use crate::replay::trace::is_remark;
 use crate::replay::{Annotation, TraceEvent};
 use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use stratalloc::ids::{PoolId, StreamId};
@@ -84,7 +85,8 @@ impl Scalar {
     fn action(self) -> Result<Kind, Mismatch> {
         let name = self.text().ok_or_else(|| self.mismatch("the name of an action"))?;
         Ok(match (&self, Action::from_name(name)) {
-            (_, Some(Action::Snapshot)) | (Self::Word(Word::UserDefined), None) => Kind::Remark,
+            (Self::Word(Word::UserDefined), None) => Kind::Remark,
+            (_, Some(action)) if is_remark(action) => Kind::Remark,
             (_, Some(action)) => Kind::Memory(action),
             (Self::Word(Word::Annotate), None) => Kind::Annotate,
             (_, None) => Kind::Unknown(name.to_owned()),
