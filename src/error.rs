@@ -278,6 +278,12 @@ pub enum PoolError {
         /// The unsupported feature, in the plural.
         what: &'static str,
     },
+    /// The pool is a tag that is not awake.
+    #[error("pool {pool} is asleep: resume its tag first")]
+    Asleep {
+        /// The pool.
+        pool: PoolId,
+    },
     /// The driver failed. Steps that were completed before stay in effect.
     #[error(transparent)]
     Driver(#[from] DriverError),

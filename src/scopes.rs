@@ -111,8 +111,8 @@ impl<P> Scopes<P> {
         capture.expected().map_or(true, |expected| expected > self.announced.load(Ordering::SeqCst))
     }
 
-    /// Opens a scope that takes precedence over all others. The caller has checked that the pool has no
-    /// open scope.
+    /// Opens a scope that takes precedence over all others. The caller has checked that the pool may have
+    /// one more.
     pub(crate) fn open(&self, pool: PoolId, filter: ScopeFilter, data: P) {
         // If this call fails, the driver does not count the scope. That is recorded in `is_announced`.
         let announced = self.driver.capture().map(|capture| capture.expect_captures(true));
@@ -127,12 +127,15 @@ impl<P> Scopes<P> {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Closes the scope of a pool. Returns `None` if the pool has no open scope.
+    /// Closes the scope of a pool: the newest one that the calling thread opened, or else the newest.
+    /// Returns `None` if the pool has no open scope.
     #[must_use = "a user's filter is dropped with it"]
     pub(crate) fn close(&self, pool: PoolId) -> Option<Closed<P>> {
         let scope = {
             let mut open = self.open.write();
-            let at = open.iter().position(|scope| scope.pool == pool)?;
+            let thread = ThreadNumber::current();
+            let own = open.iter().rposition(|scope| scope.pool == pool && scope.thread == thread);
+            let at = own.or_else(|| open.iter().rposition(|scope| scope.pool == pool))?;
             self.count.fetch_sub(1, Ordering::Relaxed);
             Arc::make_mut(&mut open).remove(at)
         };

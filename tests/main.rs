@@ -35,6 +35,8 @@ mod private_pools;
 mod reference;
 mod shadow;
 mod sharing;
+#[cfg(target_os = "linux")]
+mod sleep;
 mod switch;
 mod tidy;
 #[cfg(all(feature = "tracepoints", target_os = "linux", target_pointer_width = "64"))]

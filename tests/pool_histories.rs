@@ -314,7 +314,7 @@ impl<D: Base> History<D> {
             Op::Create { no_split, helps: use_on_oom, own } if self.pools.len() < 6 => {
                 let allocator = own.then(|| Arc::clone(&self.own) as Arc<dyn SegmentAllocator>);
                 let pool = PoolId::next_user();
-                let options = PoolOptions { allocator, use_on_oom, no_split };
+                let options = PoolOptions { allocator, use_on_oom, no_split, tag: None };
                 self.engine()
                     .private_pools()
                     .create_pool(pool, options)

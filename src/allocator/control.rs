@@ -2,7 +2,7 @@
 
 use super::{
     Caching, Checkpoints, Counters, CrossStream, Expandable, Hooks, PeerAccess, PrivatePools,
-    Recording, Sharing,
+    Recording, Sharing, Sleeping,
 };
 
 /// The capabilities of an allocator. `None` for those that it lacks.
@@ -45,6 +45,8 @@ pub struct Control<'a> {
     pub peer_access: Option<&'a dyn PeerAccess>,
     /// Sharing of blocks with other processes.
     pub sharing: Option<&'a dyn Sharing>,
+    /// Private pools that can be paused and resumed.
+    pub sleeping: Option<&'a dyn Sleeping>,
     /// The history and snapshots. If a registered allocator lacks this capability, a wrapper records
     /// it.
     pub recording: Option<&'a dyn Recording>,
@@ -72,5 +74,6 @@ macro_rules! combine {
     };
 }
 combine! {
-    cross_stream caching counters hooks private_pools checkpoints expandable peer_access sharing recording
+    cross_stream caching counters hooks private_pools checkpoints expandable peer_access sharing sleeping
+    recording
 }

@@ -10,6 +10,7 @@ mod peers;
 mod pools;
 mod recording;
 mod sharing;
+mod sleeping;
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,6 +33,10 @@ pub use pools::{
 };
 pub use recording::Recording;
 pub use sharing::{Imported, Sharing};
+pub use sleeping::{
+    Backup, MissingMemory, PauseOptions, Paused, Resumed, SleepError, Sleeping, TagInfo,
+    TagOptions, TagState, WhileAsleep,
+};
 
 /// Where a block must be placed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use super::Allocation;
+use super::{Allocation, TagOptions};
 use crate::error::PoolError;
 use crate::history::{BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId, ThreadNumber};
@@ -37,6 +37,10 @@ pub struct PoolOptions {
     pub use_on_oom: bool,
     /// Whether blocks are never split, except for requests at exact addresses.
     pub no_split: bool,
+    /// Makes the pool a tag, which can be [paused](super::Sleeping). Only `backend:native` has tags, on
+    /// devices with virtual memory. A tag has no `allocator` and no `use_on_oom`, and it may have several
+    /// open scopes.
+    pub tag: Option<TagOptions>,
 }
 
 /// The requests that a scope routes to its pool.
@@ -111,11 +115,13 @@ pub trait PrivatePools: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when a pool with this id exists, or when the id is that of the default pool.
+    /// [`PoolError`] when a pool with this id exists, or when the id is that of the default pool. Also when
+    /// the allocator does not support the options.
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError>;
 
     /// Changes the options of a pool that has users. The option `allocator` is ignored. `no_split` may
-    /// change only while the pool has served no request.
+    /// change only while the pool has served no request. The same holds for `tag`, which makes the pool a
+    /// tag; `None` leaves it as it is.
     ///
     /// # Errors
     ///
@@ -151,11 +157,12 @@ pub trait PrivatePools: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`PoolError`] when the pool already has an open scope or has no users any more.
+    /// [`PoolError`] when the pool already has an open scope and is no tag, or has no users any more.
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError>;
 
-    /// Closes the scope of a pool that [`open_scope`](Self::open_scope) opened. (A guard closes its own
-    /// scope.) The user that the scope added stays until [`release_pool`](Self::release_pool). If a
+    /// Closes the scope of a pool that [`open_scope`](Self::open_scope) opened. If a tag has several,
+    /// closes the newest one that the calling thread opened, or else the newest. (A guard closes its
+    /// own scope.) The user that the scope added stays until [`release_pool`](Self::release_pool). If a
     /// graph is captured in the scope, end the capture first.
     ///
     /// # Errors

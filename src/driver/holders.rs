@@ -16,7 +16,7 @@ pub(crate) fn name_holders(report: &mut OutOfMemory, driver: &dyn Driver) {
 
 /// Returns the processes that hold most memory, largest first. Returns an empty list when the driver has
 /// no process list or fails to read it: the report is useful without the list.
-fn largest_holders(driver: &dyn Driver) -> Vec<Holder> {
+pub(crate) fn largest_holders(driver: &dyn Driver) -> Vec<Holder> {
     let list = driver.processes().and_then(|processes| processes.list().ok());
     let mut holders = list.unwrap_or_default();
     holders.retain(|holder| holder.used_bytes > 0);

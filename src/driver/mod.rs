@@ -38,7 +38,7 @@ pub mod pool_users;
 
 #[cfg(all(feature = "cuda", target_pointer_width = "64", unix))]
 pub use cuda::Cuda;
-pub(crate) use holders::name_holders;
+pub(crate) use holders::{largest_holders, name_holders};
 #[doc(hidden)]
 pub use intercept::lacking;
 pub use intercept::{Intercepted, Interceptor, Parts};

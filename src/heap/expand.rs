@@ -38,6 +38,16 @@ pub(crate) struct PageRun {
     pub(crate) kind: PoolKind,
 }
 
+impl PageRun {
+    /// Returns the last pages of the run that have `wanted_bytes` in total, or the whole run if it has
+    /// fewer.
+    pub(crate) fn last_bytes(&self, wanted_bytes: u64) -> Self {
+        let wanted = wanted_bytes.min(self.size_bytes);
+        let size_bytes = align_up(wanted, self.page_bytes).min(self.size_bytes);
+        Self { address: self.address + self.size_bytes - size_bytes, size_bytes, ..*self }
+    }
+}
+
 /// The next step of growing a block to a wanted size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Growing {
@@ -218,6 +228,15 @@ impl Heap {
         let end = base + align_down(block.address + block.size_bytes - base, page_bytes);
         let size_bytes = end.saturating_sub(address);
         (size_bytes > 0).then_some(PageRun { slot, address, size_bytes, page_bytes, kind })
+    }
+
+    /// Returns true if the pages are still whole and inside the free block at their slot.
+    #[must_use]
+    pub(crate) fn has_whole_pages(&self, run: &PageRun) -> bool {
+        self.whole_pages(run.slot).is_some_and(|now| {
+            let end = run.address + run.size_bytes;
+            run.size_bytes > 0 && now.address <= run.address && end <= now.address + now.size_bytes
+        })
     }
 
     /// Withholds the free block at `slot` from allocation while its pages are unmapped. Ends with

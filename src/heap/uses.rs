@@ -20,6 +20,12 @@ pub(crate) struct StreamUse {
     pub(crate) captured: bool,
 }
 
+impl StreamUse {
+    /// Marks a block whose contents are in the backup of a tag that is not awake, so that a free takes the
+    /// path of blocks with other streams. It is no stream: nothing is recorded on it.
+    pub(crate) const BACKED_UP: Self = Self { stream: StreamId(u64::MAX), captured: true };
+}
+
 #[derive(Debug)]
 pub(super) struct Uses {
     entries: Vec<Use>,

@@ -173,6 +173,8 @@ impl<A: DeviceAllocator, P: Placement> DeviceAllocator for Shifted<A, P> {
             private_pools: None,
             checkpoints: None,
             sharing: None,
+            // A check of guards would read memory that is not mapped.
+            sleeping: None,
             ..below
         }
     }

@@ -75,6 +75,12 @@ pub enum SharingError {
     /// The bytes are not a usable handle.
     #[error(transparent)]
     Format(#[from] FormatError),
+    /// The block belongs to a tag that is not awake.
+    #[error("the block at {address:#x} is asleep: resume its tag first")]
+    Asleep {
+        /// The address of the block.
+        address: u64,
+    },
     /// A page of the block was not created exportable.
     #[error(
         "the page at {address:#x} cannot leave the process: set expandable_segments_ipc:True \

@@ -291,6 +291,7 @@ impl DeviceAllocator for Switchable {
             expandable: Some(self),
             peer_access: Some(self),
             sharing: Some(self),
+            sleeping: Some(self),
             ..Control::default()
         };
         let of = |generation: &Generation| own.also_in(&generation.strategy.control());

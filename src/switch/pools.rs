@@ -7,7 +7,8 @@
 use super::Switchable;
 use super::no_scopes::NoScopes;
 use crate::allocator::{
-    Checkpoints, DeviceAllocator, PoolCheckpoint, PoolOptions, PrivatePools, Restored, ScopeFilter,
+    Checkpoints, DeviceAllocator, PauseOptions, Paused, PoolCheckpoint, PoolOptions, PrivatePools,
+    Restored, Resumed, ScopeFilter, SleepError, Sleeping, TagInfo,
 };
 use crate::error::PoolError;
 use crate::history::SegmentLayout;
@@ -34,6 +35,16 @@ impl Switchable {
         self.core.call(|current| match current.strategy.control().checkpoints {
             Some(checkpoints) => call(checkpoints),
             None => Err(PoolError::NotSupported { pool, what: "checkpoints" }),
+        })
+    }
+
+    fn with_sleeping<R>(
+        &self,
+        call: impl FnOnce(&dyn Sleeping) -> Result<R, SleepError>,
+    ) -> Result<R, SleepError> {
+        self.core.call(|current| match current.strategy.control().sleeping {
+            Some(sleeping) => call(sleeping),
+            None => Err(SleepError::NotSupported),
         })
     }
 
@@ -116,5 +127,28 @@ impl Checkpoints for Switchable {
 
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, PoolError> {
         self.with_checkpoints(checkpoint.pool, |pools| pools.restore(checkpoint))
+    }
+}
+
+/// A tag belongs to the current allocator, as every pool with users does.
+impl Sleeping for Switchable {
+    fn pause(&self, pool: PoolId, options: &PauseOptions) -> Result<Paused, SleepError> {
+        self.with_sleeping(|sleeping| sleeping.pause(pool, options))
+    }
+
+    fn resume(&self, pool: PoolId) -> Result<Resumed, SleepError> {
+        self.with_sleeping(|sleeping| sleeping.resume(pool))
+    }
+
+    fn tag_info(&self, pool: PoolId) -> Result<TagInfo, SleepError> {
+        self.with_sleeping(|sleeping| sleeping.tag_info(pool))
+    }
+
+    fn tags(&self) -> Vec<(PoolId, TagInfo)> {
+        self.with_sleeping(|sleeping| Ok(sleeping.tags())).unwrap_or_default()
+    }
+
+    fn read_backup(&self, address: u64, into: &mut [u8]) -> Result<(), SleepError> {
+        self.with_sleeping(|sleeping| sleeping.read_backup(address, into))
     }
 }

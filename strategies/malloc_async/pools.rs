@@ -274,6 +274,7 @@ impl PrivatePools for MallocAsyncAllocator {
         for (asked, what) in [
             (options.allocator.is_some(), "segments of a user's allocator"),
             (options.no_split, "blocks that are never split"),
+            (options.tag.is_some(), "tags (backend:native has them)"),
         ] {
             if asked {
                 return Err(PoolError::NotSupported { pool: id, what });
@@ -294,6 +295,12 @@ impl PrivatePools for MallocAsyncAllocator {
         let entry = pools.in_use(id)?;
         if options.no_split {
             return Err(PoolError::NotSupported { pool: id, what: "blocks that are never split" });
+        }
+        if options.tag.is_some() {
+            return Err(PoolError::NotSupported {
+                pool: id,
+                what: "tags (backend:native has them)",
+            });
         }
         entry.use_on_oom = options.use_on_oom;
         Ok(())

@@ -85,6 +85,7 @@ impl DeviceAllocator for Engine {
             expandable: Some(self),
             peer_access: self.driver.peers().is_some().then_some(self as &dyn PeerAccess),
             sharing: Some(self),
+            sleeping: Some(self),
             recording: Some(self),
         }
     }
@@ -121,6 +122,7 @@ impl Caching for Engine {
         let drained = self.drain_events(None);
         self.release_idle(&mut growth, PoolId::DEFAULT)?;
         self.shared.imports.release_leftovers()?;
+        self.release_copier(&mut growth);
         self.events.destroy_spare(&*self.driver)?;
         drained
     }
@@ -158,6 +160,9 @@ impl Caching for Engine {
         let mut cached = CacheInfo::empty(info.free_bytes, info.total_bytes);
         for cell in self.heaps.all() {
             let state = cell.lock();
+            if state.policy.asleep {
+                continue;
+            }
             for kind in [PoolKind::Small, PoolKind::Large] {
                 state
                     .heap

@@ -77,6 +77,11 @@ impl Captures {
         let is_capture = settings.compat.decisions().routing_is_capture;
         self.routing_is_capture.store(is_capture, Ordering::Relaxed);
     }
+
+    /// Returns true if a block of the pool is deferred.
+    pub(super) fn has_deferred(&self, pool: PoolId) -> bool {
+        self.state.lock().deferred.iter().any(|block| block.pool == pool)
+    }
 }
 
 impl Engine {

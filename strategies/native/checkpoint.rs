@@ -72,6 +72,9 @@ impl Engine {
         let cells = self.heaps_of(growth, pool);
         let cell = cells.into_iter().find(|cell| cell.stream() == stream)?;
         let mut state = cell.lock();
+        if state.policy.asleep {
+            return None;
+        }
         let mut found = kinds.iter().filter_map(|&k| state.heap.free_at(k, address, size_bytes));
         let slot = found.next()?;
         let placed =
@@ -232,6 +235,7 @@ impl Checkpoints for Engine {
         self.finish_deferred()?;
         let mut growth = self.growth.lock();
         growth.pools.in_use(pool)?;
+        growth.pools.check_awake(pool)?;
         let segments = self.layout_of(&self.heaps_of(&growth, pool));
         check_nothing_drains(pool, &segments)?;
         growth.pools.pin(pool);
@@ -244,6 +248,7 @@ impl Checkpoints for Engine {
         self.finish_deferred()?;
         let mut growth = self.growth.lock();
         growth.pools.in_use(pool)?;
+        growth.pools.check_awake(pool)?;
         let mut cells = self.heaps_of(&growth, pool);
         cells.sort_by_key(|cell| cell.number);
         // All heaps of the pool stay locked, so that nothing changes between the checks and the restore.

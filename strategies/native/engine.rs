@@ -14,10 +14,11 @@ use super::events::{Attention, Waiting};
 use super::growth::{Growth, Reserved};
 use super::pools::PoolHeaps;
 use super::sharing::Shared;
+use super::sleep::Copier;
 use crate::allocator::{Allocation, Hooks, Request, Token};
 use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
-use crate::error::{AllocError, DriverError, HandleError};
+use crate::error::{AllocError, DriverError, HandleError, PoolError};
 use crate::event_queue::EventQueue;
 use crate::heap::{AllocatedBlock, BlockId, Completed, Heap, Slot, StreamUse};
 use crate::history::{Action, Event, History, Moment, StackLevel};
@@ -53,6 +54,10 @@ pub struct Engine {
     pub(super) growth: Mutex<Growth>,
     /// Notified whenever a call of trackers by `announce` has ended.
     pub(super) announced: Condvar,
+    /// Notified when the state of a tag has changed.
+    pub(super) slept: Condvar,
+    /// The stream and the buffer for copies of tags, while no thread uses them.
+    pub(super) copier: Mutex<Option<Copier>>,
     pub(super) reserved: Arc<Reserved>,
     pub(super) addresses: AddressMap,
     pub(super) hooks: Hooks,
@@ -88,6 +93,8 @@ impl Engine {
             reserved: Arc::clone(&growth.reserved),
             growth: Mutex::new(growth),
             announced: Condvar::new(),
+            slept: Condvar::new(),
+            copier: Mutex::default(),
             addresses: AddressMap::new(options.raw_addresses),
             hooks: Hooks::new(),
             shared,
@@ -216,6 +223,9 @@ impl Engine {
         if let Some(slot) = state.heap.best_fit(kind, rounded_bytes, &state.policy.rules) {
             state.counters.hits += 1;
             return Ok(self.allocate_slot(cell, &mut state, slot, rounded_bytes, request.bytes));
+        }
+        if state.policy.asleep {
+            return Err(PoolError::Asleep { pool: key.pool }.into());
         }
         state.counters.misses += 1;
         drop(state);

@@ -90,6 +90,9 @@ impl Engine {
     ) -> Result<(), HandleError> {
         let id = state.heap.id(slot);
         let uses: SmallVec<[StreamUse; 4]> = state.heap.uses(slot).collect();
+        if state.policy.asleep && uses.contains(&StreamUse::BACKED_UP) {
+            return self.free_asleep(cell, state, slot, address);
+        }
         drop(state);
         let _context = self.history.of_free();
         // If all uses are by this thread's per-thread default stream, events must be recorded now,

@@ -24,14 +24,14 @@ use super::policy::Plan;
 use crate::allocator::{Allocation, Expandable, ExpandableSegment};
 use crate::config::{HandleType, Settings};
 use crate::driver::{
-    Exportable, FabricHandle, PhysicalId, VirtualMemory, synchronize_outside_captures,
+    Exportable, FabricHandle, PhysicalId, PinnedId, VirtualMemory, synchronize_outside_captures,
 };
 use crate::error::{DriverError, DriverErrorKind};
 use crate::heap::{Growing, PageRun, Reservation};
 use crate::history::Action;
-use crate::ids::StreamId;
+use crate::ids::{PoolId, StreamId};
 use crate::sharing::PageEntry;
-use crate::size::{PoolKind, align_up};
+use crate::size::align_up;
 
 /// Mapped pages by address.
 pub(super) type Pages = HashMap<u64, Page>;
@@ -51,11 +51,13 @@ pub(super) struct Page {
 #[derive(Debug, Default)]
 pub(super) struct Leftovers {
     /// Pages that are mapped but unused: address and size.
-    mapped: Vec<(u64, u64)>,
+    pub(super) mapped: Vec<(u64, u64)>,
     /// Physical handles to release, with their sizes.
-    pieces: Vec<(PhysicalId, u64)>,
+    pub(super) pieces: Vec<(PhysicalId, u64)>,
     /// Reserved address space that is not needed: address and size.
     ranges: Vec<(u64, u64)>,
+    /// Pinned memory of the program.
+    pub(super) pinned: Vec<PinnedId>,
 }
 
 impl Leftovers {
@@ -65,7 +67,7 @@ impl Leftovers {
     }
 
     /// Tries to release everything again. Keeps what fails again, for a later try.
-    fn offer(&mut self, memory: &dyn VirtualMemory) -> Result<(), DriverError> {
+    pub(super) fn offer(&mut self, memory: &dyn VirtualMemory) -> Result<(), DriverError> {
         let mut refused = None;
         let mut keep = |result: Result<(), DriverError>| match result {
             Ok(()) => false,
@@ -82,9 +84,19 @@ impl Leftovers {
 }
 
 impl Growth {
-    /// Returns the page size of a new reservation for small or large blocks.
-    pub(super) fn page_bytes(&self, memory: &dyn VirtualMemory, kind: PoolKind) -> u64 {
-        align_up(page_of(kind, self.settings.large_segment_bytes), memory.granularity_bytes())
+    /// Returns the page size of a new reservation for a request. If new segments are fixed, a segment of a
+    /// tag is a reservation of one page.
+    pub(super) fn page_bytes(&self, memory: &dyn VirtualMemory, pool: PoolId, plan: &Plan) -> u64 {
+        let page_bytes = match self.has_one_page(pool) {
+            true => plan.segment_bytes,
+            false => page_of(plan.kind, self.settings.large_segment_bytes),
+        };
+        align_up(page_bytes, memory.granularity_bytes())
+    }
+
+    /// Returns true if a new reservation of the pool has one page, the size of a fixed segment.
+    fn has_one_page(&self, pool: PoolId) -> bool {
+        !self.settings.expandable_segments && self.pools.tag(pool).is_some()
     }
 }
 
@@ -147,9 +159,12 @@ impl Engine {
         cell: &HeapCell,
         plan: &Plan,
     ) -> Result<Option<Refusal>, DriverError> {
-        let page_bytes = growth.page_bytes(memory, plan.kind);
+        let page_bytes = growth.page_bytes(memory, cell.pool(), plan);
         let (reserve, class) = growth.reserve_of(cell.stream());
-        let size_bytes = align_up(reserve.max(1), page_bytes);
+        let size_bytes = match growth.has_one_page(cell.pool()) {
+            true => page_bytes,
+            false => align_up(reserve.max(1), page_bytes),
+        };
         if size_bytes < plan.rounded_bytes {
             let class = class.map(str::to_owned);
             return Ok(Some(Refusal::Reserve { reserve_bytes: size_bytes, class }));
@@ -260,9 +275,12 @@ impl Engine {
     ) -> Result<u64, DriverError> {
         let memory = self.virtual_memory()?;
         let page_bytes = run.page_bytes;
+        if !growth.pools.is_mapped(cell.pool()) {
+            return self.release_sleeping_pages(growth, memory, cell, run);
+        }
         {
             let mut state = cell.lock();
-            let is_idle = state.heap.whole_pages(run.slot) == Some(*run);
+            let is_idle = state.heap.has_whole_pages(run);
             if !is_idle || !self.history.may_release(run.address, run.size_bytes) {
                 return Ok(0);
             }
@@ -297,13 +315,19 @@ impl Engine {
                 growth.leftovers.pieces.push((page.piece, page_bytes));
             }
         }
+        self.forget_reservation(growth, removed);
+        growth.leftovers.offer(memory)?;
+        Ok(run.size_bytes)
+    }
+
+    /// Gives the addresses of a reservation that was removed from its heap back to the driver, together
+    /// with the other leftovers.
+    pub(super) fn forget_reservation(&self, growth: &mut Growth, removed: Option<Reservation>) {
         if let Some(reservation) = removed {
             growth.numbers.remove(&reservation.address);
             self.addresses.remove(reservation.address, reservation.size_bytes);
             growth.leftovers.ranges.push((reservation.address, reservation.size_bytes));
         }
-        growth.leftovers.offer(memory)?;
-        Ok(run.size_bytes)
     }
 
     /// Checks that the device supports the settings for expandable segments.
@@ -335,8 +359,9 @@ impl Engine {
 
     /// Tries again to release memory that the driver failed to release.
     pub(super) fn release_leftovers(&self, growth: &mut Growth) -> Result<(), DriverError> {
-        // Ignored: failing to release imported memory must not prevent the release of our own.
+        // Ignored: failing to release imported or pinned memory must not prevent the release of our own.
         let _ = self.shared.imports.release_leftovers();
+        self.unpin(growth, Vec::new());
         self.driver.virtual_memory().map_or(Ok(()), |memory| growth.leftovers.offer(memory))
     }
 
@@ -348,7 +373,12 @@ impl Engine {
         let Some(memory) = self.driver.virtual_memory() else { return };
         let (pages, mut leftovers) = {
             let mut growth = self.growth.lock();
-            (std::mem::take(&mut growth.pages), std::mem::take(&mut growth.leftovers))
+            let mut pages = std::mem::take(&mut growth.pages);
+            pages.extend(growth.pools.take_held_pages());
+            // Pinned memory is released after this.
+            let pinned = std::mem::take(&mut growth.leftovers.pinned);
+            let kept = Leftovers { pinned, ..Leftovers::default() };
+            (pages, std::mem::replace(&mut growth.leftovers, kept))
         };
         // The error is ignored, because a drop cannot report it. Memory that the driver fails to release
         // leaks.
@@ -381,6 +411,11 @@ impl Expandable for Engine {
         let mut found = Vec::new();
         for cell in self.all_heaps(&growth) {
             let state = cell.lock();
+            let is_mapped = growth.pools.is_mapped(cell.pool());
+            let mapped = |of: &Reservation| match is_mapped {
+                true => of.size_bytes - state.heap.gap_bytes(of.address, of.size_bytes),
+                false => 0,
+            };
             found.extend(state.heap.reservations().map(|of| ExpandableSegment {
                 address: of.address,
                 stream: cell.stream(),
@@ -388,7 +423,7 @@ impl Expandable for Engine {
                 kind: of.kind,
                 page_bytes: of.page_bytes,
                 reserved_bytes: of.size_bytes,
-                mapped_bytes: of.size_bytes - state.heap.gap_bytes(of.address, of.size_bytes),
+                mapped_bytes: mapped(&of),
             }));
         }
         found.sort_by_key(|segment| segment.address);

@@ -47,8 +47,8 @@ pub(super) struct Growth {
     pub(super) returns: Vec<Return>,
     /// The number of ranges that are being announced to trackers. The lock is released during that.
     pub(super) announcing: u32,
-    /// Bytes of segments that misses are allocating with the lock released.
-    in_flight_bytes: u64,
+    /// Bytes that misses and resumes are allocating with the lock released.
+    pub(super) in_flight_bytes: u64,
     pub(super) reserved: Arc<Reserved>,
 }
 
@@ -140,7 +140,8 @@ impl Growth {
     /// Returns the policy by which heaps of this pool serve hits.
     pub(super) fn policy_of(&self, pool: PoolId) -> HitPolicy {
         let hit = HitPolicy::new(&self.settings, self.limit_bytes.is_some());
-        self.pools.options_of(pool).map_or(hit, |options| hit.in_pool(options))
+        let own = self.pools.options_of(pool).map_or(hit, |options| hit.in_pool(options));
+        if self.pools.is_awake(pool) { own } else { own.asleep() }
     }
 
     /// Returns the bytes held from the driver, plus those being requested from it.
@@ -200,6 +201,11 @@ impl Growth {
     /// Counts reserved bytes and a driver call. Pages of expandable segments do not count as segments.
     pub(super) fn pages_added(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
         self.counters.num_device_alloc += 1;
+        self.reserve_changes(pool, kind, size_bytes, PerPool::increase);
+    }
+
+    /// Counts a page that a resume has mapped, without the driver calls.
+    pub(super) fn pages_mapped_again(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
         self.reserve_changes(pool, kind, size_bytes, PerPool::increase);
     }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::cell::{HeapCell, HeapState};
 use super::engine::Engine;
 use super::growth::Refusal;
-use super::hints::page_of;
 use super::policy::Plan;
 use crate::allocator::{Caching, Recording, Request};
 use crate::heap::{BlockState, Broken, Growing};
@@ -30,8 +29,8 @@ pub enum Prediction {
     Limit(Option<u64>),
     /// A segment or pages are requested from the driver.
     Grow,
-    /// Nothing is released or allocated: for zero bytes, for more than the largest request, and if
-    /// `throw_on_cudamalloc_oom` rejects the request.
+    /// Nothing is released or allocated: for zero bytes, for more than the largest request, in a tag that
+    /// is not awake, and if `throw_on_cudamalloc_oom` rejects the request.
     Refuse,
 }
 
@@ -58,6 +57,9 @@ impl Engine {
         }
         let growth = self.growth.lock();
         let policy = growth.policy_of(pool);
+        if policy.asleep {
+            return Prediction::Refuse;
+        }
         let plan = Plan::new(request.bytes, &policy, &growth.settings);
         let heaps = self.heaps_of(&growth, pool);
         let cell = heaps.iter().find(|cell| cell.stream() == request.stream);
@@ -74,7 +76,8 @@ impl Engine {
             Some((Growing::Map(run), _)) => run.size_bytes,
             Some((Growing::Enough(_), _)) => 0,
             None if plan.expandable => {
-                let page_bytes = page_of(plan.kind, growth.settings.large_segment_bytes);
+                let memory = self.driver.virtual_memory();
+                let page_bytes = memory.map_or(1, |memory| growth.page_bytes(memory, pool, &plan));
                 align_up(plan.rounded_bytes, page_bytes)
             }
             None => plan.segment_bytes,
@@ -193,6 +196,10 @@ impl Drop for Engine {
         let _ = self.drain_events(None);
         for segment in self.layout() {
             let SegmentLayout { address, size_bytes, stream, pool, .. } = segment;
+            // The memory of a tag that sleeps was announced when it was unmapped.
+            if !self.growth.lock().pools.is_mapped(pool) {
+                continue;
+            }
             let action =
                 if segment.expandable { Action::SegmentUnmap } else { Action::SegmentFree };
             self.history.announce(Event { action, address, size_bytes, stream, pool });
@@ -206,6 +213,7 @@ impl Drop for Engine {
             }
         }
         self.drop_pages();
+        self.drop_backups();
         self.events.destroy(&*self.driver);
     }
 }

@@ -5,7 +5,7 @@
 //! free memory, `events` handles freed blocks that wait for other streams, `oom` reports failures.
 //! `sharing` and `imports` share blocks with other processes, `peers` with other devices. `per_thread`
 //! handles per-thread default streams. `policy` contains the settings that a hit needs.
-//! `Growth::is_exact` lists the differences under `compat:pytorch`.
+//! `sleep` pauses and resumes tags. `Growth::is_exact` lists the differences under `compat:pytorch`.
 //!
 //! Lock order: growth, imports, event queue, one heap, ledger, history. A second heap is locked only by
 //! `try_lock` or with the growth lock held. No lock is held while callbacks or observers run.
@@ -14,6 +14,7 @@
 
 mod addresses;
 mod announce;
+mod backup;
 mod capabilities;
 mod capture;
 mod cell;
@@ -29,13 +30,16 @@ mod inspect;
 mod install;
 mod log_lines;
 mod oom;
+mod pause;
 mod peers;
 mod per_thread;
 mod policy;
 mod pools;
 mod pressure;
 mod release;
+mod resume;
 mod sharing;
+mod sleep;
 mod statistics;
 
 pub use crate::heap::Broken;

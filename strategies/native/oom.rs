@@ -78,6 +78,9 @@ impl Engine {
         report.allocated_bytes += bytes(CounterIndex::AllocatedBytes);
         report.draining_bytes +=
             bytes(CounterIndex::ActiveBytes) - bytes(CounterIndex::AllocatedBytes);
+        if state.policy.asleep {
+            return;
+        }
         let own = other.number == cell.number;
         let releases = other.pool() == PoolId::DEFAULT || own;
         summary.add_heap(&state.heap, releases, bytes(CounterIndex::RequestedBytes));

@@ -5,6 +5,7 @@
 //! is mapped between opening the existing pages and adding the peer to the list.
 
 use super::engine::Engine;
+use super::growth::Growth;
 use crate::allocator::PeerAccess;
 use crate::driver::open_to_peer;
 use crate::error::DriverError;
@@ -17,7 +18,7 @@ impl PeerAccess for Engine {
             return Ok(());
         }
         open_to_peer(&*self.driver, device)?;
-        self.open_pages_to(device)?;
+        self.open_pages_to(&growth, device)?;
         growth.peers.push(device);
         Ok(())
     }
@@ -28,8 +29,9 @@ impl PeerAccess for Engine {
 }
 
 impl Engine {
-    /// Opens all mapped pages, own and imported, to the device. The caller holds the growth lock.
-    fn open_pages_to(&self, device: DeviceId) -> Result<(), DriverError> {
+    /// Opens all mapped pages, own and imported, to the device. A resume opens those of a tag that sleeps.
+    /// The caller holds the growth lock.
+    fn open_pages_to(&self, growth: &Growth, device: DeviceId) -> Result<(), DriverError> {
         let Some(memory) = self.driver.virtual_memory() else { return Ok(()) };
         let mut opened = 0u64;
         let mut open = |(address, size_bytes)| {
@@ -42,7 +44,7 @@ impl Engine {
         };
         let imported = self.shared.imports.mappings();
         imported.iter().filter_map(|mapping| mapping.pages()).try_for_each(&mut open)?;
-        for cell in self.heaps.all() {
+        for cell in self.heaps.all().filter(|cell| growth.pools.is_mapped(cell.pool())) {
             let ranges = cell.lock().heap.mapped_ranges();
             ranges.into_iter().try_for_each(&mut open)?;
         }

@@ -15,6 +15,8 @@ pub(super) struct HitPolicy {
     /// True if searches for large blocks advance the garbage collector's clock: only in the default pool,
     /// and only while there is a limit and a threshold.
     pub(super) clock_runs: bool,
+    /// True if the heap belongs to a tag that is not awake. The rules then allow none of its blocks.
+    pub(super) asleep: bool,
 }
 
 impl HitPolicy {
@@ -34,16 +36,27 @@ impl HitPolicy {
                 Ties::SegmentAge => TieRule::SegmentAge,
             },
             clock_runs: limited && settings.garbage_collection_threshold.is_some(),
+            asleep: false,
         }
     }
 
     /// Returns the policy for a private pool. The garbage collector handles only the default pool, and
-    /// memory of a pool's own allocator cannot be mapped page by page.
+    /// memory of a pool's own allocator cannot be mapped page by page. A tag always has expandable
+    /// segments, but the setting determines how they are split.
     pub(super) fn in_pool(mut self, options: &PoolOptions) -> Self {
         self.rules.expandable &= options.allocator.is_none();
         self.rules.rest_min_bytes =
             FitRules::rest_min_bytes(self.rules.expandable, options.no_split);
+        self.rules.expandable |= options.tag.is_some();
         self.clock_runs = false;
+        self
+    }
+
+    /// Returns the policy for a tag that is not awake. All its blocks are expandable, so rules that allow
+    /// only fixed segments make every request a miss, without a check in the path of a hit.
+    pub(super) fn asleep(mut self) -> Self {
+        self.rules.expandable = false;
+        self.asleep = true;
         self
     }
 

@@ -27,6 +27,7 @@ use parking_lot::{MutexGuard, RwLock};
 use super::cell::{HeapCell, HeapKey, HeapState};
 use super::engine::{Engine, check_size};
 use super::growth::Growth;
+use super::sleep::Sleep;
 use crate::allocator::{
     Allocation, Place, PoolOptions, PrivatePools, Request, ScopeFilter, SegmentAllocator,
 };
@@ -66,13 +67,16 @@ pub(super) struct PrivatePool {
     /// The number of misses in this pool and of tracker calls about it that are in progress. The pool is
     /// not removed until this is 0.
     busy: u32,
-    open: bool,
+    /// The number of open scopes. Only a tag can have more than one.
+    open: u32,
+    /// Set if the pool is a tag.
+    sleep: Option<Box<Sleep>>,
 }
 
 /// All private pools. Protected by the growth lock.
 #[derive(Debug, Default)]
 pub(super) struct Pools {
-    by_id: BTreeMap<PoolId, PrivatePool>,
+    pub(super) by_id: BTreeMap<PoolId, PrivatePool>,
     /// The numbers of the heaps of removed pools, all empty, for reuse.
     spare: Vec<u32>,
 }
@@ -134,7 +138,9 @@ impl Pools {
     /// Returns true if a private pool is not pinned and its segments came from the driver. Under pressure
     /// its free segments may then be released even if it has users.
     pub(super) fn may_shrink(&self, pool: PoolId) -> bool {
-        self.by_id.get(&pool).is_some_and(|p| !p.heaps.is_pinned() && p.options.allocator.is_none())
+        self.is_awake(pool)
+            && (self.by_id.get(&pool))
+                .is_some_and(|p| !p.heaps.is_pinned() && p.options.allocator.is_none())
     }
 
     /// Returns the pools without users, in the order of their ids.
@@ -143,7 +149,50 @@ impl Pools {
     }
 
     pub(super) fn is_freeable(&self, pool: PoolId) -> bool {
-        self.by_id.get(&pool).is_some_and(|found| found.users == 0)
+        self.by_id.get(&pool).is_some_and(|found| {
+            found.users == 0 && found.sleep.as_ref().is_none_or(|sleep| !sleep.is_changing())
+        })
+    }
+
+    /// Returns true unless the pool is a tag that is not awake.
+    pub(super) fn is_awake(&self, pool: PoolId) -> bool {
+        self.tag(pool).is_none_or(|sleep| sleep.is_awake())
+    }
+
+    /// Fails if the pool is a tag that is not awake.
+    pub(super) fn check_awake(&self, pool: PoolId) -> Result<(), PoolError> {
+        if self.is_awake(pool) { Ok(()) } else { Err(PoolError::Asleep { pool }) }
+    }
+
+    /// Returns true unless the pool is a tag whose pages are unmapped.
+    pub(super) fn is_mapped(&self, pool: PoolId) -> bool {
+        self.tag(pool).is_none_or(|sleep| sleep.is_mapped)
+    }
+
+    /// Returns the state of a tag. `None` if the pool is no tag.
+    pub(super) fn tag(&self, pool: PoolId) -> Option<&Sleep> {
+        self.by_id.get(&pool)?.sleep.as_deref()
+    }
+
+    /// Returns the state of a tag. `None` if the pool is no tag.
+    pub(super) fn tag_mut(&mut self, pool: PoolId) -> Option<&mut Sleep> {
+        self.by_id.get_mut(&pool)?.sleep.as_deref_mut()
+    }
+
+    /// Returns the tags, in the order of their ids.
+    pub(super) fn tags(&self) -> impl Iterator<Item = (PoolId, &Sleep)> {
+        self.by_id.iter().filter_map(|(pool, own)| Some((*pool, own.sleep.as_deref()?)))
+    }
+
+    /// Returns true if a request in the pool is served off the hot path, or the pool's memory is
+    /// announced to trackers.
+    pub(super) fn is_busy(&self, pool: PoolId) -> bool {
+        self.by_id.get(&pool).is_some_and(|found| found.busy > 0)
+    }
+
+    /// Returns true if the pool has users.
+    pub(super) fn has_users(&self, pool: PoolId) -> bool {
+        self.by_id.get(&pool).is_some_and(|found| found.users > 0)
     }
 }
 
@@ -199,11 +248,18 @@ impl Engine {
             heaps.pin();
         }
         let key = HeapKey { pool: heaps.pool, stream: request.stream };
-        let cell = match self.heap_in(heaps, request.stream) {
-            Some(cell) => cell,
-            None => self.add_private_heap(heaps, request.stream)?,
-        };
-        self.allocate_in_heap(cell, key, request)
+        loop {
+            let cell = match self.heap_in(heaps, request.stream) {
+                Some(cell) => cell,
+                None => self.add_private_heap(heaps, request.stream)?,
+            };
+            let answer = self.allocate_in_heap(cell, key, request);
+            let is_asleep = matches!(&answer, Err(AllocError::Pool(error))
+                if matches!(**error, PoolError::Asleep { .. }));
+            if !is_asleep || !self.wait_until_awake(heaps.pool, status) {
+                return answer;
+            }
+        }
     }
 
     fn add_private_heap(
@@ -261,7 +317,7 @@ impl Engine {
     pub(super) fn forget_empty_pools(&self, growth: &mut MutexGuard<'_, Growth>) {
         let mut forgotten = Vec::new();
         for pool in growth.pools.freeable() {
-            if !growth.pools.get(pool).is_ok_and(|found| found.busy == 0 && !found.open) {
+            if !growth.pools.get(pool).is_ok_and(|found| found.busy == 0 && found.open == 0) {
                 continue;
             }
             let cells = self.heaps_of(growth, pool);
@@ -279,6 +335,9 @@ impl Engine {
             }
             forgotten.extend(growth.pools.by_id.remove(&pool));
         }
+        let tags = forgotten.iter_mut().filter_map(|pool| pool.sleep.as_mut());
+        let slabs: Vec<_> = tags.flat_map(|sleep| sleep.backup.take_slabs()).collect();
+        self.unpin(growth, slabs);
         // Dropping a pool drops its own allocator, which is user code: no lock may be held.
         if forgotten.iter().any(|pool| pool.options.allocator.is_some()) {
             MutexGuard::unlocked(growth, || drop(forgotten));
@@ -294,6 +353,7 @@ impl Engine {
 
 fn new_pool(pool: PoolId, options: PoolOptions) -> PrivatePool {
     PrivatePool {
+        sleep: options.tag.clone().map(Sleep::new),
         heaps: Arc::new(PoolHeaps {
             pool,
             numbers: RwLock::default(),
@@ -302,7 +362,7 @@ fn new_pool(pool: PoolId, options: PoolOptions) -> PrivatePool {
         users: 1,
         options,
         busy: 0,
-        open: false,
+        open: 0,
     }
 }
 
@@ -315,14 +375,32 @@ impl PrivatePools for Engine {
         if growth.pools.by_id.contains_key(&pool) {
             return Err(PoolError::Taken { pool });
         }
+        self.check_tag(&growth, pool, &options)?;
         growth.pools.by_id.insert(pool, new_pool(pool, options));
         Ok(())
     }
 
     fn set_pool_options(&self, pool: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
         let mut growth = self.growth.lock();
+        growth.pools.in_use(pool)?;
+        let is_tag = growth.pools.options_of(pool).is_some_and(|own| own.tag == options.tag);
+        if options.tag.is_some() && !is_tag {
+            let allocator = growth.pools.allocator_of(pool);
+            self.check_tag(&growth, pool, &PoolOptions { allocator, ..options.clone() })?;
+        }
         let found = growth.pools.in_use(pool)?;
         let is_new = found.heaps.numbers.read().is_empty();
+        if options.tag.is_some() && !is_tag {
+            if !is_new || found.sleep.is_some() {
+                let what = "tags once they have been used, or other options of a tag";
+                return Err(PoolError::NotSupported { pool, what });
+            }
+            found.options.tag.clone_from(&options.tag);
+            found.sleep = options.tag.clone().map(Sleep::new);
+        }
+        if options.use_on_oom && found.sleep.is_some() {
+            return Err(PoolError::NotSupported { pool, what: "tags with use_on_oom" });
+        }
         if options.no_split != found.options.no_split && !is_new {
             let what = "another rule of splitting once it has been used";
             return Err(PoolError::NotSupported { pool, what });
@@ -339,6 +417,8 @@ impl PrivatePools for Engine {
 
     fn release_pool(&self, pool: PoolId) -> Result<(), PoolError> {
         self.growth.lock().pools.in_use(pool)?.users -= 1;
+        // Requests that wait for a tag end when it has no users.
+        self.slept.notify_all();
         Ok(())
     }
 
@@ -354,14 +434,14 @@ impl PrivatePools for Engine {
         let known = growth.pools.by_id.contains_key(&pool);
         let made = || PrivatePool { users: 0, ..new_pool(pool, PoolOptions::default()) };
         let found = growth.pools.by_id.entry(pool).or_insert_with(made);
-        if found.open {
+        if found.open > 0 && found.sleep.is_none() {
             return Err(PoolError::ScopeOpen { pool });
         }
         if known && found.users == 0 {
             return Err(PoolError::Released { pool });
         }
         found.users += 1;
-        found.open = true;
+        found.open += 1;
         self.scopes.open(pool, filter, Arc::clone(&found.heaps));
         self.attention.add_other();
         Ok(())
@@ -372,8 +452,9 @@ impl PrivatePools for Engine {
         let closed = {
             let mut growth = self.growth.lock();
             let found = growth.pools.get_mut(pool)?;
-            found.open = false;
-            self.scopes.close(pool).ok_or(PoolError::ScopeClosed { pool })?
+            let closed = self.scopes.close(pool).ok_or(PoolError::ScopeClosed { pool })?;
+            found.open -= 1;
+            closed
         };
         self.attention.remove_other();
         if closed.was_captures {
@@ -388,7 +469,8 @@ impl PrivatePools for Engine {
         let _lines = diagnostics::lines();
         let _context = self.history.of_free();
         let mut growth = self.growth.lock();
-        if growth.pools.get(pool)?.users > 0 || self.scopes.any_capture() {
+        growth.pools.get(pool)?;
+        if !growth.pools.is_freeable(pool) || self.scopes.any_capture() {
             return Ok(());
         }
         growth.counters.num_sync_all_streams += 1;

@@ -17,7 +17,7 @@ use super::growth::{Growth, Refusal};
 use super::policy::Plan;
 use crate::allocator::{Allocation, Request};
 use crate::diagnostics;
-use crate::error::{AllocError, DriverError, DriverErrorKind};
+use crate::error::{AllocError, DriverError, DriverErrorKind, PoolError};
 use crate::heap::FitRules;
 use crate::ids::{PoolId, StreamId};
 use crate::size::{PoolKind, align_up};
@@ -54,6 +54,9 @@ impl Engine {
                 if let Some(found) = self.search(cell, &mut state, request.bytes) {
                     return Ok(found);
                 }
+                if state.policy.asleep {
+                    return Err(PoolError::Asleep { pool: key.pool }.into());
+                }
                 state.policy
             };
             let plan = Plan { capturing, ..Plan::new(request.bytes, &policy, &growth.settings) };
@@ -62,6 +65,8 @@ impl Engine {
             let step =
                 catch_unwind(AssertUnwindSafe(|| self.try_miss_steps(&mut growth, cell, &plan)));
             growth.pools.set_busy(key.pool, false);
+            // A pause waits until its tag is not busy.
+            self.announced.notify_all();
             match step.unwrap_or_else(|panic| resume_unwind(panic))? {
                 Ok(found) => return Ok(found),
                 Err(_) if self.wait_for_announced(&mut growth) => {}
@@ -104,7 +109,7 @@ impl Engine {
         if plan.capturing {
             return Ok(Err(refusal));
         }
-        let is_hopeless = !growth.is_exact() && self.is_hopeless(growth, plan);
+        let is_hopeless = !growth.is_exact() && self.is_hopeless(growth, cell, plan);
         if !is_hopeless && past_captures(self.release_oversize(growth, cell, plan), false)? {
             match self.grow(growth, cell, plan)? {
                 Err(again) => refusal = again,
@@ -161,6 +166,7 @@ impl Engine {
         let mut growth = self.growth.lock();
         let heaps = self.heaps_of(&growth, pool);
         let cell = heaps.iter().find(|cell| cell.stream() == request.stream)?;
+        growth.pools.check_awake(pool).ok()?;
         let plan = Plan::new(request.bytes, &growth.policy_of(pool), &growth.settings);
         growth.counters.num_sync_all_streams += 1;
         self.release_and_grow(&mut growth, cell, &plan).ok()?.ok()
@@ -196,10 +202,10 @@ impl Engine {
 
     /// Returns true if the request's segment exceeds the limit or the device, so that even an empty
     /// cache could not serve it and releasing memory is useless.
-    fn is_hopeless(&self, growth: &Growth, plan: &Plan) -> bool {
+    fn is_hopeless(&self, growth: &Growth, cell: &HeapCell, plan: &Plan) -> bool {
         let most = growth.limit_bytes.unwrap_or(u64::MAX).min(self.device.total_bytes);
         let memory = self.driver.virtual_memory().filter(|_| plan.expandable);
-        let page_bytes = memory.map_or(1, |memory| growth.page_bytes(memory, plan.kind));
+        let page_bytes = memory.map_or(1, |memory| growth.page_bytes(memory, cell.pool(), plan));
         align_up(plan.segment_bytes, page_bytes) > most
     }
 }

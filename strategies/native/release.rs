@@ -27,7 +27,7 @@ pub(super) struct Candidate<'a> {
 
 /// Free memory that can be released to the driver.
 #[derive(Clone, Copy, Debug)]
-enum Idle<'a> {
+pub(super) enum Idle<'a> {
     Segment(Candidate<'a>),
     Pages { cell: &'a HeapCell, run: PageRun },
 }
@@ -96,6 +96,16 @@ impl Engine {
         pool: PoolId,
         kinds: [PoolKind; 2],
     ) -> Result<(), DriverError> {
+        let idle = self.idle_of_kinds(growth, pool, kinds);
+        self.release_listed(growth, idle)
+    }
+
+    /// Returns the free memory of a pool, in the order in which it is released.
+    pub(super) fn idle_memory(&self, growth: &Growth, pool: PoolId) -> Vec<Idle<'_>> {
+        self.idle_of_kinds(growth, pool, PoolKind::RELEASE_ORDER)
+    }
+
+    fn idle_of_kinds(&self, growth: &Growth, pool: PoolId, kinds: [PoolKind; 2]) -> Vec<Idle<'_>> {
         let mut cells = self.heaps_of(growth, pool);
         // The thread may not wait for captured streams, so their memory cannot be released.
         cells.retain(|cell| !self.may_not_be_released(cell));
@@ -104,15 +114,36 @@ impl Engine {
             idle.extend(Self::idle_segments(&cells, kind).into_iter().map(Idle::Segment));
             add_idle_pages(&cells, kind, &mut idle);
         }
+        idle
+    }
+
+    /// Releases this free memory, except what requests have taken since.
+    pub(super) fn release_listed(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        idle: Vec<Idle<'_>>,
+    ) -> Result<(), DriverError> {
         let mut kept = Ok(());
         for one in idle {
-            let released = match one {
-                Idle::Segment(candidate) => self.release(growth, &candidate),
-                Idle::Pages { cell, run } => self.release_pages(growth, cell, &run),
-            };
-            note_capture_error(released.map(drop), &mut kept)?;
+            note_capture_error(self.release_one(growth, &one, u64::MAX), &mut kept)?;
         }
         kept
+    }
+
+    /// Releases a free segment, or pages of a free block: as many as `wanted_bytes` need.
+    pub(super) fn release_one(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        one: &Idle<'_>,
+        wanted_bytes: u64,
+    ) -> Result<(), DriverError> {
+        match one {
+            Idle::Segment(candidate) => self.release(growth, candidate).map(drop),
+            Idle::Pages { cell, run } => {
+                let run = run.last_bytes(wanted_bytes);
+                self.release_pages(growth, cell, &run).map(drop)
+            }
+        }
     }
 
     /// Releases one segment. Returns the number of bytes released: 0 if a request has taken the segment

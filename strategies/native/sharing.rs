@@ -67,6 +67,9 @@ impl Sharing for Engine {
         let mut growth = self.growth.lock();
         let segment = self.segment_of(allocation)?;
         let pool = self.own(allocation)?.0.pool();
+        if !growth.pools.is_awake(pool) {
+            return Err(SharingError::Asleep { address: allocation.address() });
+        }
         if growth.pools.allocator_of(pool).is_some() {
             return Err(SharingError::NotSupported { what: "segments of a pool's own allocator" });
         }

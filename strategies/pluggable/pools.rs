@@ -397,9 +397,16 @@ fn layout(live: &Live<Block>) -> SegmentLayout {
     SegmentLayout::of_block(block, stream, pool)
 }
 
+/// Refuses tags, because their memory must be virtual memory.
+fn check_no_tag(pool: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
+    let what = "tags (backend:native has them)";
+    options.tag.as_ref().map_or(Ok(()), |_| Err(PoolError::NotSupported { pool, what }))
+}
+
 impl PrivatePools for PluggableAllocator {
     fn create_pool(&self, pool: PoolId, options: PoolOptions) -> Result<(), PoolError> {
         PoolError::unless_private(pool)?;
+        check_no_tag(pool, &options)?;
         let mut known = self.pools.lock();
         if known.pools.contains_key(&pool) {
             return Err(PoolError::Taken { pool });
@@ -409,6 +416,7 @@ impl PrivatePools for PluggableAllocator {
     }
 
     fn set_pool_options(&self, pool: PoolId, options: &PoolOptions) -> Result<(), PoolError> {
+        check_no_tag(pool, options)?;
         let mut known = self.pools.lock();
         let own = &mut known.in_use(pool)?.options;
         (own.use_on_oom, own.no_split) = (options.use_on_oom, options.no_split);

@@ -1,0 +1,331 @@
+//! Resuming a tag: take all memory, map it at the same addresses, copy the blocks back. See `sleep`.
+
+use std::cmp::Reverse;
+
+use parking_lot::MutexGuard;
+
+use super::engine::Engine;
+use super::growth::Growth;
+use super::sleep::{Sleep, SleepingPage};
+use crate::allocator::{MissingMemory, Paused, Resumed, SleepError, TagState};
+use crate::driver::{PhysicalId, VirtualMemory, largest_holders};
+use crate::error::DriverError;
+use crate::history::Action;
+use crate::ids::PoolId;
+
+/// The most pools that the error of a resume names.
+const POOLS_MAX: usize = 5;
+
+/// A page to map, by address.
+type ToMap = (u64, SleepingPage);
+
+/// A contiguous range of pages of one reservation.
+#[derive(Clone, Copy, Debug)]
+struct PageRange {
+    address: u64,
+    size_bytes: u64,
+    first: SleepingPage,
+}
+
+impl Engine {
+    /// See [`Sleeping::resume`](crate::allocator::Sleeping::resume).
+    pub(super) fn resume_tag(&self, pool: PoolId) -> Result<Resumed, SleepError> {
+        let memory = self.virtual_memory()?;
+        let mut growth = self.growth.lock();
+        if !self.begin_change(&mut growth, pool, TagState::Resuming)? {
+            return Ok(Resumed::default());
+        }
+        let mapped = self.map_tag(&mut growth, memory, pool);
+        let mapped_bytes = match mapped {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                self.set_state(&mut growth, pool, TagState::Asleep);
+                return Err(error);
+            }
+        };
+        let tag = growth.pools.tag_mut(pool);
+        let mut saved = tag.map(|sleep| std::mem::take(&mut sleep.backup)).unwrap_or_default();
+        let (copied, is_over) = MutexGuard::unlocked(&mut growth, || {
+            if saved.bytes() == 0 {
+                return (Ok(super::backup::Copied::default()), true);
+            }
+            self.with_copier(|copier| self.load(&mut saved, copier))
+        });
+        let cells = self.heaps_of_tag(&growth, pool);
+        if let Err(error) = copied {
+            // Blocks may have been freed during the copies.
+            let mut live = Vec::new();
+            for cell in &cells {
+                let heap = &cell.lock().heap;
+                live.extend(heap.live_blocks().into_iter().map(|slot| heap.view(slot).address));
+            }
+            live.sort_unstable();
+            saved.retain(|address| live.binary_search(&address).is_ok());
+            if let Some(sleep) = growth.pools.tag_mut(pool) {
+                sleep.backup = saved;
+            }
+            self.unmap_after(&mut growth, pool, is_over);
+            self.set_state(&mut growth, pool, TagState::Asleep);
+            return Err(error);
+        }
+        for cell in cells {
+            Self::mark_saved(&mut cell.lock(), |_| false);
+        }
+        saved.clear();
+        if let Some(sleep) = growth.pools.tag_mut(pool) {
+            sleep.backup = saved;
+            sleep.resumes += 1;
+        }
+        self.set_state(&mut growth, pool, TagState::Awake);
+        let copied_bytes = copied.map_or(0, |copied| copied.bytes);
+        Ok(Resumed { mapped_bytes, copied_bytes })
+    }
+
+    /// Takes the memory for all pages of a tag and maps it. Returns the bytes mapped.
+    fn map_tag(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        memory: &dyn VirtualMemory,
+        pool: PoolId,
+    ) -> Result<u64, SleepError> {
+        // Pages that became free while the tag slept need no memory. A failure keeps them in the list.
+        if !growth.pools.is_pinned(pool) {
+            let idle = self.idle_memory(growth, pool);
+            let _ = self.release_listed(growth, idle);
+        }
+        let pages: Vec<ToMap> = growth
+            .pools
+            .tag(pool)
+            .map(|sleep| sleep.pages.iter().map(|(at, page)| (*at, *page)).collect())
+            .unwrap_or_default();
+        let missing: Vec<ToMap> =
+            pages.iter().copied().filter(|(_, page)| page.held.is_none()).collect();
+        let bytes = missing.iter().map(|(_, page)| page.size_bytes).sum();
+        growth.in_flight_bytes = growth.in_flight_bytes.saturating_add(bytes);
+        let pieces = self.create_pieces(growth, memory, pool, &missing);
+        growth.in_flight_bytes = growth.in_flight_bytes.saturating_sub(bytes);
+        let pieces = pieces?;
+        let mut done = 0;
+        let ranges = ranges_of(&pages);
+        let mut map = || -> Result<(), DriverError> {
+            for ((address, page), &piece) in missing.iter().zip(&pieces) {
+                memory.map(*address, page.size_bytes, piece)?;
+                done += 1;
+            }
+            let devices = [self.device.device].into_iter().chain(growth.peers.iter().copied());
+            for device in devices {
+                ranges.iter().try_for_each(|range| {
+                    memory.set_access(range.address, range.size_bytes, device)
+                })?;
+            }
+            Ok(())
+        };
+        if let Err(error) = map() {
+            self.take_back(growth, memory, pool, &missing, &pieces, done);
+            return Err(error.into());
+        }
+        let pieces = missing
+            .iter()
+            .zip(pieces)
+            .map(|((address, page), piece)| (*address, page.mapped(piece)));
+        let held = pages.iter().filter_map(|(at, page)| Some((*at, page.mapped(page.held?))));
+        growth.pages.extend(pieces.chain(held).collect::<Vec<_>>());
+        if let Some(sleep) = growth.pools.tag_mut(pool) {
+            sleep.pages.clear();
+            sleep.is_mapped = true;
+        }
+        for (_, page) in &missing {
+            growth.pages_mapped_again(pool, page.kind, page.size_bytes);
+        }
+        for PageRange { address, size_bytes, first } in ranges_of(&missing) {
+            if let Some(cell) = self.heaps.get(first.heap) {
+                growth.counters.num_device_alloc += 1;
+                self.announce(growth, Action::SegmentMap, address, size_bytes, cell);
+                self.record(Action::TagResume, address, size_bytes, cell);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Creates the memory for all of these pages, or none. Releases cached memory if it is short.
+    fn create_pieces(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        memory: &dyn VirtualMemory,
+        pool: PoolId,
+        pages: &[ToMap],
+    ) -> Result<Vec<PhysicalId>, SleepError> {
+        let mut pieces = Vec::new();
+        // The release is retried of what a pause could not release: it may suffice.
+        let _ = growth.leftovers.offer(memory);
+        let mut waited = false;
+        let failed = loop {
+            let short = match self.try_create(growth, memory, pages, &mut pieces) {
+                Ok(0) => return Ok(pieces),
+                Ok(short) => short,
+                Err(error) => break error.into(),
+            };
+            let released = self.trim(growth, pool, short).unwrap_or(0);
+            if released > 0 {
+                continue;
+            }
+            if std::mem::replace(&mut waited, true) || !self.attention.any_event() {
+                break self.missing_memory(growth, pool, pages, short);
+            }
+            if let Err(error) = self.drain_events(None) {
+                break error.into();
+            }
+        };
+        let sizes = pages.iter().map(|(_, page)| page.size_bytes);
+        growth.leftovers.pieces.extend(pieces.into_iter().zip(sizes));
+        // The caller gets the first error. What fails is kept for a later try.
+        let _ = growth.leftovers.offer(memory);
+        Err(failed)
+    }
+
+    /// Creates further pieces until there is one for each page. Returns the bytes that are missing, or 0.
+    fn try_create(
+        &self,
+        growth: &Growth,
+        memory: &dyn VirtualMemory,
+        pages: &[ToMap],
+        pieces: &mut Vec<PhysicalId>,
+    ) -> Result<u64, DriverError> {
+        let limit = growth.limit_bytes.unwrap_or(u64::MAX);
+        let over_limit = growth.reserved_bytes().saturating_sub(limit);
+        if over_limit > 0 {
+            return Ok(over_limit);
+        }
+        for (_, page) in &pages[pieces.len()..] {
+            match memory.create(page.size_bytes, page.exportable) {
+                Ok(piece) => pieces.push(piece),
+                Err(error) if error.is_out_of_memory() => {
+                    let left = pages[pieces.len()..].iter().map(|(_, page)| page.size_bytes);
+                    let free = self.driver.memory_info().map_or(0, |info| info.free_bytes);
+                    let short = left.sum::<u64>().saturating_sub(free);
+                    // A device may refuse although it reports enough free memory.
+                    return Ok(if short > 0 { short } else { page.size_bytes });
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(0)
+    }
+
+    /// Releases free memory of other pools until `wanted_bytes` are released. Returns the bytes released.
+    fn trim(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        pool: PoolId,
+        wanted_bytes: u64,
+    ) -> Result<u64, DriverError> {
+        let mut pools = vec![PoolId::DEFAULT];
+        pools.extend(growth.pools.freeable());
+        if !growth.is_exact() {
+            let all = growth.pools.by_id.keys().copied();
+            let others = all.filter(|other| *other != pool && growth.pools.may_shrink(*other));
+            pools.extend(others.collect::<Vec<_>>());
+        }
+        let before_bytes = growth.reserved_bytes();
+        let mut released = 0;
+        for other in pools {
+            for one in self.idle_memory(growth, other) {
+                if released >= wanted_bytes {
+                    break;
+                }
+                self.release_one(growth, &one, wanted_bytes - released)?;
+                released = before_bytes.saturating_sub(growth.reserved_bytes());
+            }
+        }
+        Self::return_segments(growth);
+        Ok(released)
+    }
+
+    fn missing_memory(
+        &self,
+        growth: &Growth,
+        pool: PoolId,
+        pages: &[ToMap],
+        missing_bytes: u64,
+    ) -> SleepError {
+        let needed_bytes = pages.iter().map(|(_, page)| page.size_bytes).sum();
+        let reserved = growth.reserved_by_pool.iter();
+        let mut pools: Vec<_> = reserved
+            .map(|(pool, of)| (*pool, of.all.current.unsigned_abs()))
+            .filter(|(_, bytes)| *bytes > 0)
+            .collect();
+        let reserved_bytes = growth.reserved_bytes().saturating_sub(needed_bytes);
+        let private: u64 = pools.iter().map(|(_, bytes)| bytes).sum();
+        if reserved_bytes > private {
+            pools.push((PoolId::DEFAULT, reserved_bytes - private));
+        }
+        pools.sort_unstable_by_key(|(pool, bytes)| (Reverse(*bytes), *pool));
+        pools.truncate(POOLS_MAX);
+        let name = |sleep: &Sleep| sleep.options.name.clone();
+        SleepError::OutOfMemory(Box::new(MissingMemory {
+            tag: growth.pools.tag(pool).map(name).unwrap_or_default(),
+            needed_bytes,
+            missing_bytes,
+            device_free_bytes: self.driver.memory_info().ok().map(|info| info.free_bytes),
+            limit_bytes: growth.limit_bytes,
+            reserved_bytes,
+            pools,
+            holders: largest_holders(&*self.driver),
+        }))
+    }
+
+    /// Unmaps the first `mapped` of these pages again and releases the pieces. A page that the driver fails
+    /// to unmap stays in the tag's list with its memory.
+    fn take_back(
+        &self,
+        growth: &mut Growth,
+        memory: &dyn VirtualMemory,
+        pool: PoolId,
+        pages: &[ToMap],
+        pieces: &[PhysicalId],
+        mapped: usize,
+    ) {
+        for (at, ((address, page), &piece)) in pages.iter().zip(pieces).enumerate() {
+            if at >= mapped || memory.unmap(*address, page.size_bytes).is_ok() {
+                growth.leftovers.pieces.push((piece, page.size_bytes));
+                continue;
+            }
+            growth.pages_mapped_again(pool, page.kind, page.size_bytes);
+            let kept = growth.pools.tag_mut(pool).and_then(|sleep| sleep.pages.get_mut(address));
+            if let Some(kept) = kept {
+                kept.held = Some(piece);
+            }
+        }
+        let _ = growth.leftovers.offer(memory);
+    }
+
+    /// Unmaps the pages of a tag whose copies have failed. If copies may still run, the pages stay mapped
+    /// for the next resume.
+    fn unmap_after(&self, growth: &mut MutexGuard<'_, Growth>, pool: PoolId, is_over: bool) {
+        if is_over {
+            self.unmap_tag(growth, pool, &mut Paused::default());
+        } else {
+            self.hold_tag(growth, pool);
+        }
+    }
+}
+
+/// Returns the contiguous ranges of pages, which are in address order, each inside one reservation.
+fn ranges_of(pages: &[ToMap]) -> Vec<PageRange> {
+    let mut ranges: Vec<PageRange> = Vec::new();
+    for (address, page) in pages {
+        match ranges.last_mut() {
+            Some(last)
+                if last.address + last.size_bytes == *address
+                    && last.first.reservation == page.reservation =>
+            {
+                last.size_bytes += page.size_bytes;
+            }
+            _ => {
+                let size_bytes = page.size_bytes;
+                ranges.push(PageRange { address: *address, size_bytes, first: *page });
+            }
+        }
+    }
+    ranges
+}
