@@ -9,13 +9,15 @@
 //! and `host` check each one. CUDA does not, and a wrong address may even be that of host memory.
 //!
 //! With the feature `cudarc`, a buffer can be lent to cudarc as a `CudaVec`. [`Handle::switch`] replaces
-//! the strategy of a handle that is in use. `current` keeps one handle per device for the whole process.
+//! the strategy of a handle that is in use. [`Handle::tag`] returns memory that can be paused. `current`
+//! keeps one handle per device for the whole process.
 //! Read next: `vec`, then `view`.
 
 #[cfg(all(feature = "cudarc", target_pointer_width = "64", unix))]
 mod cudarc;
 pub mod current;
 mod error;
+mod tag;
 mod vec;
 mod view;
 
@@ -36,6 +38,7 @@ use crate::strategies::Strategy;
 use crate::switch::{CurrentStrategy, SwitchError, Switchable};
 
 pub use error::BufferError;
+pub use tag::Tag;
 pub use vec::{DeviceVec, Released};
 pub use view::{DeviceView, DeviceViewMut};
 
