@@ -145,6 +145,9 @@ pub struct SegmentLayout {
     pub pool: PoolId,
     /// Whether the segment consists of mapped pages.
     pub expandable: bool,
+    /// Whether the segment belongs to a tag that is not awake. A pause releases its memory and keeps its
+    /// addresses and blocks.
+    pub asleep: bool,
     /// The blocks in address order, without gaps.
     pub blocks: Vec<BlockLayout>,
 }
@@ -159,6 +162,7 @@ impl SegmentLayout {
             kind: PoolKind::of(block.size_bytes),
             pool,
             expandable: false,
+            asleep: false,
             blocks: vec![block],
         }
     }

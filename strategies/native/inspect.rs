@@ -178,6 +178,7 @@ pub(super) fn add_segments(cell: &HeapCell, state: &HeapState, into: &mut Vec<Se
             kind: first.kind,
             pool: cell.pool(),
             expandable: first.is_expandable,
+            asleep: state.policy.asleep,
             blocks,
         });
     }

@@ -48,9 +48,9 @@ pub(crate) fn check_layout(segments: &[SegmentLayout]) -> Checked {
     Ok(())
 }
 
-/// Returns the bytes of all segments.
+/// Returns the bytes of all segments, without those of tags that sleep.
 pub(crate) fn reserved_bytes(segments: &[SegmentLayout]) -> u64 {
-    segments.iter().map(|segment| segment.size_bytes).sum()
+    segments.iter().filter(|segment| !segment.asleep).map(|segment| segment.size_bytes).sum()
 }
 
 /// Returns address and requested bytes of every live block, in address order.
@@ -69,7 +69,9 @@ pub(crate) fn recount(segments: &[SegmentLayout]) -> Statistics {
         if !segment.expandable {
             add(&mut counted.segment, kind, 1);
         }
-        add(&mut counted.reserved_bytes, kind, segment.size_bytes);
+        if !segment.asleep {
+            add(&mut counted.reserved_bytes, kind, segment.size_bytes);
+        }
         for block in &segment.blocks {
             let size = block.size_bytes;
             if block.state == BlockStateName::Inactive {

@@ -225,10 +225,7 @@ impl Story {
 
     fn check(&self) -> Checked {
         let engine = self.allocator.engine().expect("it is native");
-        engine.check().map_err(|broken| format!("{broken:?}"))?;
-        invariants::check_layout(&engine.layout())?;
-        let reserved = self.allocator.stats().memory_reserved().unsigned_abs();
-        ensure_eq!(reserved, self.host.used_bytes(), "the counter and the device");
+        invariants::check_all(engine, self.host.used_bytes() - engine.unreleased_bytes())?;
         let live: u64 = self.blocks.iter().map(|block| block.allocation.size_bytes()).sum();
         let counted = self.allocator.stats().requested_bytes.all.current.unsigned_abs();
         ensure!(counted >= live, "{counted} bytes are counted, {live} are live");

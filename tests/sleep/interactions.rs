@@ -151,6 +151,33 @@ fn requests_that_wait_are_served_after_the_resume_or_fail_with_the_last_user() {
 }
 
 #[test]
+fn layouts_and_snapshots_show_what_sleeps() {
+    for conf in BOTH {
+        let asleep = Asleep::new(conf);
+        let block = asleep.allocator.take(MIB);
+        let pools = asleep.allocator.private_pools();
+        let layout = pools.pool_layout(TAG).unwrap();
+        assert!(layout.iter().all(|segment| segment.asleep && segment.expandable));
+        let snapshot = asleep.allocator.recording().snapshot();
+        let states = snapshot.segments.iter().map(|of| (of.layout.pool, of.layout.asleep));
+        let states: BTreeSet<_> = states.collect();
+        assert_eq!(states, BTreeSet::from([(PoolId::DEFAULT, false), (TAG, true)]));
+        assert!(
+            asleep
+                .allocator
+                .expandable()
+                .expandable_segments()
+                .iter()
+                .all(|segment| { (segment.pool != TAG) || segment.mapped_bytes == 0 })
+        );
+        asleep.resume();
+        assert!(pools.pool_layout(TAG).unwrap().iter().all(|segment| !segment.asleep));
+        asleep.allocator.give(block);
+        asleep.end();
+    }
+}
+
+#[test]
 fn a_second_pause_or_resume_does_nothing() {
     let asleep = Asleep::new("");
     let tags = sleeping(&asleep.allocator);

@@ -145,7 +145,8 @@ fn layout_json(layout: &[SegmentLayout]) -> String {
         let place = format!(r#""address":{address},"total_size":{size_bytes},"stream":{stream}"#);
         let kind = segment.kind.name();
         let pool = format!(r#""segment_pool_id":[{},{}]"#, pool.capture, pool.user);
-        let rest = format!(r#""is_expandable":{expandable},"blocks":[{blocks}]"#);
+        let asleep = if segment.asleep { r#""is_asleep":true,"# } else { "" };
+        let rest = format!(r#""is_expandable":{expandable},{asleep}"blocks":[{blocks}]"#);
         format!(r#"{{{place},"segment_type":"{kind}",{pool},{rest}}}"#)
     });
     format!("[{}]", segments.collect::<Vec<_>>().join(","))

@@ -225,6 +225,10 @@ fn write_segment(to: &mut dyn Syntax, device: u32, segment: &SegmentState) -> io
     put(to, "segment_type", layout.kind.name())?;
     put(to, "segment_pool_id", Value::Pair(layout.pool.capture, layout.pool.user))?;
     put(to, "is_expandable", Value::Bool(layout.expandable))?;
+    // PyTorch has no such key, so it is absent from all other segments.
+    if layout.asleep {
+        put(to, "is_asleep", Value::Bool(true))?;
+    }
     write_frames(to, segment.context.as_ref())?;
     let blocks = layout.blocks.iter().zip(&segment.holders);
     put_list(to, "blocks", blocks, |to, (block, holder)| write_block(to, block, holder.as_ref()))?;

@@ -95,6 +95,7 @@ mod tests {
             kind: PoolKind::Large,
             pool: PoolId::DEFAULT,
             expandable: false,
+            asleep: false,
             blocks: Vec::new(),
         };
         let trace = Trace {

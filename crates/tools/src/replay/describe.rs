@@ -32,7 +32,7 @@ pub(super) fn recorded(events: &[TraceEvent]) -> String {
 
 /// Formats a segment with all its blocks.
 pub(super) fn layout(segment: &SegmentLayout) -> String {
-    let SegmentLayout { address, size_bytes, stream, kind, pool, expandable, blocks } = segment;
+    let SegmentLayout { address, size_bytes, stream, kind, pool, expandable, blocks, .. } = segment;
     let block = |b: &BlockLayout| {
         let (state, size, requested) = (b.state.name(), b.size_bytes, b.requested_bytes);
         format!("{state} of {size} bytes at {:#x}, {requested} requested", b.address)
@@ -78,6 +78,7 @@ mod tests {
             kind: PoolKind::Small,
             pool,
             expandable: true,
+            asleep: false,
             blocks: vec![block],
         };
         assert_eq!(

@@ -122,6 +122,7 @@ mod tests {
             kind: PoolKind::Small,
             pool,
             expandable,
+            asleep: false,
             blocks: Vec::new(),
         }
     }

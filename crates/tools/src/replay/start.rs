@@ -388,6 +388,7 @@ mod tests {
             kind,
             pool: PoolId::DEFAULT,
             expandable: true,
+            asleep: false,
             blocks: Vec::new(),
         };
         let trace = Trace {

@@ -249,7 +249,8 @@ impl TraceEvent {
         expandable: bool,
     ) -> SegmentLayout {
         let Self { address, size_bytes, stream, .. } = *self;
-        SegmentLayout { address, size_bytes, stream, kind, pool, expandable, blocks: Vec::new() }
+        let (asleep, blocks) = (false, Vec::new());
+        SegmentLayout { address, size_bytes, stream, kind, pool, expandable, asleep, blocks }
     }
 
     /// Returns by how many bytes the event changes the reserved memory.

@@ -156,8 +156,16 @@ impl Lives {
             }
             let Segment { address, size_bytes, kind, expandable, .. } = segment;
             let blocks = Vec::new();
-            let held =
-                SegmentLayout { address, size_bytes, stream, kind, pool, expandable, blocks };
+            let held = SegmentLayout {
+                address,
+                size_bytes,
+                stream,
+                kind,
+                pool,
+                expandable,
+                asleep: false,
+                blocks,
+            };
             layout.push(held);
         }
         let mut rest = blocks.as_slice();

@@ -270,6 +270,8 @@ impl Entry for ListedSegment {
                 kind: kind.unwrap_or(PoolKind::of_segment(size_bytes)),
                 pool: pool.unwrap_or(PoolId::DEFAULT),
                 expandable: expandable.unwrap_or(false),
+                // A replay never pauses, so the key is not read.
+                asleep: false,
                 blocks,
             },
         }))
