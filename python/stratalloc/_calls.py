@@ -28,6 +28,8 @@ class Status(enum.IntEnum):
     DRIVER_FAILED = 8
     BUFFER_TOO_SMALL = 9
     INTERNAL = 10
+    ASLEEP = 11
+    BUSY = 12
 
 
 class Text(enum.IntEnum):
@@ -84,6 +86,38 @@ BlockAllocated = CFUNCTYPE(None, c_void_p, c_void_p, c_uint64, c_void_p)
 
 
 BlockFreed = CFUNCTYPE(None, c_void_p, c_void_p, c_uint64)
+
+
+class Paused(Structure):
+    _fields_ = [
+        ("copied_bytes", c_uint64),
+        ("copies", c_uint64),
+        ("dropped_blocks", c_uint64),
+        ("dropped_bytes", c_uint64),
+        ("unmapped_bytes", c_uint64),
+        ("still_held_bytes", c_uint64),
+    ]
+
+
+class Resumed(Structure):
+    _fields_ = [
+        ("mapped_bytes", c_uint64),
+        ("copied_bytes", c_uint64),
+    ]
+
+
+class TagInfo(Structure):
+    _fields_ = [
+        ("state", c_uint32),
+        ("options", c_uint32),
+        ("live_bytes", c_uint64),
+        ("mapped_bytes", c_uint64),
+        ("asleep_bytes", c_uint64),
+        ("backed_bytes", c_uint64),
+        ("kept_backup_bytes", c_uint64),
+        ("pauses", c_uint64),
+        ("resumes", c_uint64),
+    ]
 
 
 ExpandableVisitor = CFUNCTYPE(None, c_void_p, c_void_p, c_int, c_uint64)
@@ -231,6 +265,13 @@ CALLS = {
     "stratalloc_checkpoint_take": (c_int, [c_uint64, Pool, POINTER(c_void_p)]),
     "stratalloc_checkpoint_restore": (c_int, [c_uint64, c_void_p, c_void_p, c_void_p, c_void_p]),
     "stratalloc_checkpoint_drop": (c_int, [c_void_p]),
+    "stratalloc_tag_create": (c_int, [c_uint64, c_char_p, c_uint32, POINTER(Pool)]),
+    "stratalloc_tag_of_pool": (c_int, [c_uint64, Pool, c_char_p, c_uint32]),
+    "stratalloc_tag_find": (c_int, [c_uint64, c_char_p, POINTER(Pool)]),
+    "stratalloc_tag_pause": (c_int, [c_uint64, Pool, c_uint32, POINTER(c_void_p), c_size_t, POINTER(Paused)]),
+    "stratalloc_tag_resume": (c_int, [c_uint64, Pool, POINTER(Resumed)]),
+    "stratalloc_tag_info": (c_int, [c_uint64, Pool, POINTER(TagInfo)]),
+    "stratalloc_tag_read_backup": (c_int, [c_uint64, c_void_p, c_void_p, c_size_t]),
     "stratalloc_share": (c_int, [c_uint64, c_void_p, c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_uint64)]),
     "stratalloc_open_shared": (c_int, [c_uint64, c_void_p, c_size_t, POINTER(c_uint64), POINTER(c_void_p), POINTER(c_uint64)]),
     "stratalloc_close_shared": (c_int, [c_uint64]),

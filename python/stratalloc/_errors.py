@@ -11,6 +11,8 @@ STATUS = {
     8: "driver failed",
     9: "buffer too small",
     10: "internal error",
+    11: "asleep",
+    12: "busy",
 }
 OUT_OF_MEMORY = 4
 

@@ -15,6 +15,24 @@
 // Blocks of the pool are never split.
 #define STRATALLOC_POOL_NO_SPLIT 2
 
+// A pause copies the contents of live blocks to the program's memory. Without it, contents are dropped.
+#define STRATALLOC_TAG_BACKUP 1
+
+// The backup is pinned memory that is kept from one pause to the next.
+#define STRATALLOC_TAG_KEEP_BACKUP 2
+
+// Requests in a tag that is not awake wait until another thread resumes it. Without it, they fail.
+#define STRATALLOC_TAG_WAIT 4
+
+// This pause copies contents, whatever the tag's options are.
+#define STRATALLOC_PAUSE_BACKUP 1
+
+// This pause drops contents, whatever the tag's options are.
+#define STRATALLOC_PAUSE_DROP 2
+
+// The caller has waited for all work that uses the tag, so the pause waits for nothing.
+#define STRATALLOC_PAUSE_SYNCHRONIZED 4
+
 // The result of a call. If it is not `OK`, nothing has changed, with one exception: if the driver or
 // the library fails in a call with several steps, completed steps stay in effect.
 // `stratalloc_last_error` returns the message of the calling thread's last failure.
@@ -45,6 +63,11 @@ typedef enum {
   // A bug in the library, or in a function of the user that it called. The allocator may be unusable
   // after this.
   STRATALLOC_STATUS_INTERNAL = 10,
+  // The tag is not awake.
+  STRATALLOC_STATUS_ASLEEP = 11,
+  // The tag cannot be paused or resumed now: a graph is captured, its pages are shared, or a wait is
+  // not allowed here.
+  STRATALLOC_STATUS_BUSY = 12,
 } stratalloc_status;
 
 // A kind of text for `stratalloc_text_write`, which also determines the meaning of the argument `of`.
@@ -149,6 +172,52 @@ typedef void (*stratalloc_block_allocated)(void *user, void *address, uint64_t s
 
 // Called with each block that a restore freed.
 typedef void (*stratalloc_block_freed)(void *user, void *address, uint64_t size);
+
+// The result of `stratalloc_tag_pause`, in bytes except for `copies` and `dropped_blocks`.
+typedef struct {
+  // Copied to the program's memory.
+  uint64_t copied_bytes;
+  // Number of copies.
+  uint64_t copies;
+  // Number of live blocks whose contents were dropped.
+  uint64_t dropped_blocks;
+  // Sum of their requested sizes.
+  uint64_t dropped_bytes;
+  // Memory that was unmapped.
+  uint64_t unmapped_bytes;
+  // Memory that the driver failed to unmap. The tag sleeps, but this memory stays in use.
+  uint64_t still_held_bytes;
+} stratalloc_paused;
+
+// The result of `stratalloc_tag_resume`, in bytes.
+typedef struct {
+  // Memory that was mapped again.
+  uint64_t mapped_bytes;
+  // Copied back from the backup.
+  uint64_t copied_bytes;
+} stratalloc_resumed;
+
+// Facts about a tag, in bytes except for the state and the counts.
+typedef struct {
+  // 0: awake, 1: being paused, 2: asleep, 3: being resumed.
+  uint32_t state;
+  // A sum of `STRATALLOC_TAG_BACKUP`, `STRATALLOC_TAG_KEEP_BACKUP` and `STRATALLOC_TAG_WAIT`.
+  uint32_t options;
+  // Live blocks.
+  uint64_t live_bytes;
+  // Memory held from the driver.
+  uint64_t mapped_bytes;
+  // Address space whose memory a pause has released.
+  uint64_t asleep_bytes;
+  // Blocks in the backup.
+  uint64_t backed_bytes;
+  // Pinned memory that is kept for backups.
+  uint64_t kept_backup_bytes;
+  // Number of pauses that completed.
+  uint64_t pauses;
+  // Number of resumes that completed.
+  uint64_t resumes;
+} stratalloc_tag_info_t;
 
 // Called with an expandable segment: its stream, whether it is for small blocks, and its mapped bytes.
 typedef void (*stratalloc_expandable_visitor)(void *user,
@@ -666,6 +735,81 @@ stratalloc_status stratalloc_checkpoint_restore(uint64_t handle,
 
 // Drops a checkpoint. The pool stays as it is.
 stratalloc_status stratalloc_checkpoint_drop(stratalloc_checkpoint *checkpoint);
+
+// Creates a tag with one user, the caller, and stores the id of its pool. All functions for pools take
+// this id. `options` is a sum of `STRATALLOC_TAG_BACKUP`, `STRATALLOC_TAG_KEEP_BACKUP` and
+// `STRATALLOC_TAG_WAIT`, or 0. `stratalloc_pool_release` removes the user.
+//
+// # Safety
+//
+// `name` is text that ends with a zero; `pool` may be written.
+stratalloc_status stratalloc_tag_create(uint64_t handle,
+                                        const char *name,
+                                        uint32_t options,
+                                        stratalloc_pool *pool);
+
+// Makes a pool that has served no request a tag. Its other options are reset.
+//
+// # Safety
+//
+// `name` is text that ends with a zero.
+stratalloc_status stratalloc_tag_of_pool(uint64_t handle,
+                                         stratalloc_pool pool,
+                                         const char *name,
+                                         uint32_t options);
+
+// Stores the id of the pool of the tag with this name. Fails with `BAD_POOL` if there is none.
+//
+// # Safety
+//
+// `name` is text that ends with a zero; `pool` may be written.
+stratalloc_status stratalloc_tag_find(uint64_t handle, const char *name, stratalloc_pool *pool);
+
+// Pauses a tag: waits for the work that uses it, saves or drops the contents of its live blocks, and
+// releases its memory. The addresses stay reserved. Waits for the streams of the pool, for those
+// recorded for its live blocks, and for `count` further ones. `options` is a sum of
+// `STRATALLOC_PAUSE_BACKUP` or `STRATALLOC_PAUSE_DROP` and `STRATALLOC_PAUSE_SYNCHRONIZED`, or 0. If
+// the call fails, the tag is awake with all its contents. Does nothing if the tag is asleep.
+//
+// # Safety
+//
+// `count` streams may be read from `streams`, unless `count` is 0; `paused` may be written.
+stratalloc_status stratalloc_tag_pause(uint64_t handle,
+                                       stratalloc_pool pool,
+                                       uint32_t options,
+                                       void *const *streams,
+                                       size_t count,
+                                       stratalloc_paused *paused);
+
+// Resumes a tag: maps memory at its addresses and copies its live blocks back. If memory is short,
+// releases as much cached memory as is missing. If the call fails, the tag is asleep with its backup.
+// Does nothing if the tag is awake.
+//
+// # Safety
+//
+// `resumed` may be written.
+stratalloc_status stratalloc_tag_resume(uint64_t handle,
+                                        stratalloc_pool pool,
+                                        stratalloc_resumed *resumed);
+
+// Stores facts about a tag. Does not wait for the device.
+//
+// # Safety
+//
+// `info` may be written.
+stratalloc_status stratalloc_tag_info(uint64_t handle,
+                                      stratalloc_pool pool,
+                                      stratalloc_tag_info_t *info);
+
+// Copies `size` bytes at `pointer`, inside one live block of a paused tag, from the backup.
+//
+// # Safety
+//
+// `size` bytes from `into` may be written.
+stratalloc_status stratalloc_tag_read_backup(uint64_t handle,
+                                             void *pointer,
+                                             void *into,
+                                             size_t size);
 
 // Writes the bytes with which another process can open the block that starts at `pointer`. They can be
 // sent over any channel. They contain a secret, and have no terminating zero. `needed`, unless null, is

@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use stratalloc::allocator::SleepError;
 use stratalloc::config::{ConfigError, EnvironmentError};
 use stratalloc::error::{
     AllocError, DriverError, DriverErrorKind, FractionError, HandleError, PoolError,
@@ -46,6 +47,11 @@ pub enum Status {
     /// A bug in the library, or in a function of the user that it called. The allocator may be unusable
     /// after this.
     Internal = 10,
+    /// The tag is not awake.
+    Asleep = 11,
+    /// The tag cannot be paused or resumed now: a graph is captured, its pages are shared, or a wait is
+    /// not allowed here.
+    Busy = 12,
 }
 
 /// A failed call: its status, and the message that `stratalloc_last_error` returns.
@@ -154,6 +160,7 @@ impl Fails for AllocError {
             Self::Pool(error) if matches!(**error, PoolError::NotSupported { .. }) => {
                 Status::NotSupported
             }
+            Self::Pool(error) if matches!(**error, PoolError::Asleep { .. }) => Status::Asleep,
             Self::Pool(_) => Status::BadPool,
             Self::ZeroBytes | Self::NoBlockAt { .. } => Status::InvalidArgument,
             Self::TooLarge { .. } | Self::OutOfMemory(_) | Self::TooManyStreams { .. } => {
@@ -179,7 +186,22 @@ impl Fails for PoolError {
         match self {
             Self::Driver(error) => error.status(),
             Self::NotSupported { .. } => Status::NotSupported,
+            Self::Asleep { .. } => Status::Asleep,
             _ => Status::BadPool,
+        }
+    }
+}
+
+impl Fails for SleepError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Driver(error) => error.status(),
+            Self::Pool(error) => error.status(),
+            Self::NotATag { .. } => Status::BadPool,
+            Self::NotSupported => Status::NotSupported,
+            Self::HostMemory { .. } | Self::OutOfMemory(_) => Status::OutOfMemory,
+            Self::NoBackup { .. } => Status::UnknownAddress,
+            _ => Status::Busy,
         }
     }
 }
@@ -199,6 +221,7 @@ impl Fails for SharingError {
         match self {
             Self::Handle(error) => error.status(),
             Self::Driver(error) => error.status(),
+            Self::Asleep { .. } => Status::Asleep,
             Self::Format(_) | Self::TooManyPages { .. } | Self::OwnProcess => {
                 Status::InvalidArgument
             }

@@ -9,7 +9,7 @@ use super::messages::warn;
 use super::uncached::{self, Uncached};
 use stratalloc::allocator::{
     Caching, Checkpoints, DeviceAllocator, Expandable, Hooks, PeerAccess, PoolOptions,
-    PrivatePools, Recording, Request, ScopeFilter, Sharing,
+    PrivatePools, Recording, Request, ScopeFilter, Sharing, Sleeping,
 };
 use stratalloc::config::{Config, LayerSetting, PeersSetting, from_process};
 use stratalloc::driver::Driver;
@@ -238,6 +238,10 @@ impl Instance {
 
     pub(super) fn checkpoints(&self) -> Result<&dyn Checkpoints, Failure> {
         self.allocator.control().checkpoints.ok_or_else(|| self.lacks_addresses("checkpoints"))
+    }
+
+    pub(super) fn sleeping(&self) -> Result<&dyn Sleeping, Failure> {
+        self.allocator.control().sleeping.ok_or_else(|| self.lacks_addresses("memory that sleeps"))
     }
 
     pub(super) fn sharing(&self) -> Result<&dyn Sharing, Failure> {

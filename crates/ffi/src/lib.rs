@@ -2,7 +2,7 @@
 //! loads.
 //!
 //! Both use `Instance`, which identifies blocks by address. The functions of the C interface take a
-//! handle of an allocator. They are in `calls`, `figures`, `text`, `pools`, `checkpoints`, `sharing`,
+//! handle of an allocator. They are in `calls`, `figures`, `text`, `pools`, `checkpoints`, `tags`, `sharing`,
 //! `history`, `hooks` and `snapshots`. The functions for PyTorch are in `torch`. Most of them take a
 //! device ordinal instead of a handle.
 //!
@@ -33,6 +33,7 @@ mod pools;
 mod sharing;
 mod snapshots;
 mod table;
+mod tags;
 mod text;
 mod torch;
 mod uncached;
@@ -48,6 +49,7 @@ pub use pools::*;
 pub use sharing::*;
 pub use snapshots::*;
 pub use table::TORCH_HANDLE;
+pub use tags::*;
 pub use text::*;
 pub use torch::*;
 pub use user_data::*;

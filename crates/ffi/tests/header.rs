@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files that export functions or types, in the header's order. Cbindgen also reads their submodules.
-const SOURCES: &str = "guard.rs user_data.rs table.rs calls.rs figures.rs text.rs pools.rs checkpoints.rs \
+const SOURCES: &str = "guard.rs user_data.rs table.rs calls.rs figures.rs text.rs pools.rs checkpoints.rs tags.rs \
                        sharing.rs history.rs snapshots.rs hooks.rs torch/mod.rs";
 
 fn root() -> &'static Path {

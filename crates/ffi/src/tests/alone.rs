@@ -11,8 +11,8 @@ use crate::{
 use stratalloc::registry;
 use stratalloc::strategies::plugin::Callbacks;
 
-use super::{create, last_error, text};
 use super::common::unconfigured;
+use super::{create, last_error, text};
 
 /// A variable that is set in the processes that tests start.
 const PART: &str = "STRATALLOC_TEST_PART";

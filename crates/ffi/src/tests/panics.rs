@@ -34,7 +34,10 @@ fn bursting() -> Callbacks {
 fn ended(status: Status, words: &str) {
     assert_eq!(status, Status::Internal, "{words}");
     let message = last_error();
-    assert!(message.starts_with("a defect of the library: ") && message.contains(words), "{message}");
+    assert!(
+        message.starts_with("a defect of the library: ") && message.contains(words),
+        "{message}"
+    );
 }
 
 #[test]

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::without_provenance_mut;
 
-use quickcheck::{Arbitrary, Gen, QuickCheck};
 use crate::{
     Pool, Status, Text, stratalloc_destroy, stratalloc_empty_cache, stratalloc_free,
     stratalloc_pool_release, stratalloc_pool_retain, stratalloc_pool_scope_close,
@@ -13,6 +12,7 @@ use crate::{
     stratalloc_set_memory_fraction, stratalloc_torch_free, stratalloc_torch_malloc,
     stratalloc_torch_record_stream, stratalloc_torch_release_pool,
 };
+use quickcheck::{Arbitrary, Gen, QuickCheck};
 
 use super::{allocate, create, text};
 
