@@ -8,6 +8,7 @@ from ._advice import advise, sweep
 from ._allocator import Allocator, device_count
 from ._errors import Error, LibraryError, OutOfMemoryError
 from ._library import __version__, last_error
+from ._tags import Tag
 from ._torch import (
     allocator,
     dump_snapshot,
@@ -27,6 +28,7 @@ __all__ = [
     "Error",
     "LibraryError",
     "OutOfMemoryError",
+    "Tag",
     "__version__",
     "advise",
     "allocator",

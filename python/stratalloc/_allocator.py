@@ -5,7 +5,7 @@ import ctypes
 import json
 import sys
 
-from . import _history, _hooks
+from . import _history, _hooks, _tags
 from ._calls import CacheInfo, ExpandableVisitor, Pool, Text
 from ._errors import Error
 from ._library import encoded, load, number
@@ -208,6 +208,15 @@ class Allocator:
         finally:
             if self._handle:
                 self._call("pool_release", pool)
+
+    def tag(self, name, backup="host", keep=False, requests="fail"):
+        """Creates a :class:`stratalloc.Tag`: a pool that can be paused and resumed at the same addresses.
+
+        With ``backup="host"`` a pause saves the contents of live blocks in the program's memory, with
+        ``None`` it drops them. ``keep`` keeps the backup's pinned memory for the next pause. While the tag
+        is not awake, requests in it fail, or wait with ``requests="wait"``.
+        """
+        return _tags.create(self, name, backup, keep, requests)
 
     def ensure_pool(self, pool, use_on_oom=False, no_split=False):
         """Creates a pool with one user, or adds a user if the pool exists. ``pool`` is an id that the

@@ -53,6 +53,28 @@ class Use(unittest.TestCase):
             ctypes.memset(address, 0x5A, 4096)
             self.assertEqual(ctypes.string_at(address, 4096), b"\x5a" * 4096)
 
+    def test_a_tag_sleeps_and_wakes_with_its_bytes(self):
+        for conf in ("", "expandable_segments:True"):
+            with self.subTest(conf), Allocator(conf, "host") as allocator:
+                tag = allocator.tag("weights", keep=True)
+                with tag, tag:
+                    address = allocator.allocate(4096)
+                ctypes.memset(address, 0x5A, 4096)
+                self.assertEqual(tag.state, "awake")
+                self.assertEqual(tag.pause(streams=[7])["copied_bytes"], 4096)
+                self.assertEqual((tag.state, tag.live_bytes, tag.backed_bytes), ("asleep", 4096, 4096))
+                self.assertEqual(tag.read_backup(address + 5, 3), b"ZZZ")
+                with tag, self.assertRaises(Error) as caught:
+                    allocator.allocate(1)
+                self.assertEqual(caught.exception.status, 11)
+                self.assertEqual(tag.resume()["copied_bytes"], 4096)
+                self.assertEqual(ctypes.string_at(address, 4096), b"Z" * 4096)
+                self.assertEqual(tag.pause(backup=None)["dropped_blocks"], 1)
+                allocator.free(address)
+                tag.close()
+                with self.assertRaises(ValueError):
+                    allocator.tag("cache", backup="disk")
+
     def test_a_pool_keeps_its_memory_apart(self):
         with Allocator("", "sim") as allocator:
             with allocator.pool(no_split=True) as name:
