@@ -18,7 +18,7 @@ use super::sleep::Copier;
 use crate::allocator::{Allocation, Hooks, Request, Token};
 use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
-use crate::error::{AllocError, DriverError, HandleError, PoolError};
+use crate::error::{AllocError, DriverError, HandleError};
 use crate::event_queue::EventQueue;
 use crate::heap::{AllocatedBlock, BlockId, Completed, Heap, Slot, StreamUse};
 use crate::history::{Action, Event, History, Moment, StackLevel};
@@ -223,9 +223,6 @@ impl Engine {
         if let Some(slot) = state.heap.best_fit(kind, rounded_bytes, &state.policy.rules) {
             state.counters.hits += 1;
             return Ok(self.allocate_slot(cell, &mut state, slot, rounded_bytes, request.bytes));
-        }
-        if state.policy.asleep {
-            return Err(PoolError::Asleep { pool: key.pool }.into());
         }
         state.counters.misses += 1;
         drop(state);

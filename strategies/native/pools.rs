@@ -248,18 +248,11 @@ impl Engine {
             heaps.pin();
         }
         let key = HeapKey { pool: heaps.pool, stream: request.stream };
-        loop {
-            let cell = match self.heap_in(heaps, request.stream) {
-                Some(cell) => cell,
-                None => self.add_private_heap(heaps, request.stream)?,
-            };
-            let answer = self.allocate_in_heap(cell, key, request);
-            let is_asleep = matches!(&answer, Err(AllocError::Pool(error))
-                if matches!(**error, PoolError::Asleep { .. }));
-            if !is_asleep || !self.wait_until_awake(heaps.pool, status) {
-                return answer;
-            }
-        }
+        let cell = match self.heap_in(heaps, request.stream) {
+            Some(cell) => cell,
+            None => self.add_private_heap(heaps, request.stream)?,
+        };
+        self.allocate_in_heap(cell, key, request)
     }
 
     fn add_private_heap(

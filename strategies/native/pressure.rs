@@ -54,11 +54,14 @@ impl Engine {
                 if let Some(found) = self.search(cell, &mut state, request.bytes) {
                     return Ok(found);
                 }
-                if state.policy.asleep {
-                    return Err(PoolError::Asleep { pool: key.pool }.into());
-                }
                 state.policy
             };
+            if policy.asleep {
+                if self.wait_until_awake(&mut growth, key.pool, capturing) {
+                    continue;
+                }
+                return Err(PoolError::Asleep { pool: key.pool }.into());
+            }
             let plan = Plan { capturing, ..Plan::new(request.bytes, &policy, &growth.settings) };
             growth.pools.set_busy(key.pool, true);
             // If a pool's own allocator panics, the busy mark must still be removed.
@@ -66,7 +69,9 @@ impl Engine {
                 catch_unwind(AssertUnwindSafe(|| self.try_miss_steps(&mut growth, cell, &plan)));
             growth.pools.set_busy(key.pool, false);
             // A pause waits until its tag is not busy.
-            self.announced.notify_all();
+            if growth.pools.tag(key.pool).is_some() {
+                self.announced.notify_all();
+            }
             match step.unwrap_or_else(|panic| resume_unwind(panic))? {
                 Ok(found) => return Ok(found),
                 Err(_) if self.wait_for_announced(&mut growth) => {}

@@ -33,7 +33,7 @@ use crate::allocator::{
     TagState, WhileAsleep,
 };
 use crate::diagnostics;
-use crate::driver::{CaptureStatus, Exportable, PhysicalId, PinnedId, VirtualMemory};
+use crate::driver::{Exportable, PhysicalId, PinnedId, VirtualMemory};
 use crate::error::{DriverError, HandleError, PoolError};
 use crate::heap::{PageRun, Slot, StreamUse};
 use crate::ids::PoolId;
@@ -221,14 +221,15 @@ impl Engine {
     /// Waits until a tag is awake, if its options and the caller allow that. Returns false if the request
     /// must fail.
     #[cold]
-    pub(super) fn wait_until_awake(&self, pool: PoolId, status: CaptureStatus) -> bool {
-        if status != CaptureStatus::None || self.scopes.captures_here() {
+    pub(super) fn wait_until_awake(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        pool: PoolId,
+        capturing: bool,
+    ) -> bool {
+        if capturing || self.history.is_in_tracker() {
             return false;
         }
-        if self.history.is_in_tracker() {
-            return false;
-        }
-        let mut growth = self.growth.lock();
         loop {
             let Some(sleep) = growth.pools.tag(pool) else { return false };
             if sleep.is_awake() {
@@ -238,7 +239,7 @@ impl Engine {
             if !waits || !growth.pools.has_users(pool) {
                 return false;
             }
-            self.slept.wait(&mut growth);
+            self.slept.wait(growth);
         }
     }
 
