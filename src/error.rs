@@ -329,7 +329,7 @@ pub struct OutOfMemory {
     /// The most bytes that this allocator may reserve, if it is limited. In the report of a layer: the
     /// most live bytes.
     pub limit_bytes: Option<u64>,
-    /// Bytes of live blocks.
+    /// Bytes of live blocks, without those of tags that sleep.
     pub allocated_bytes: u64,
     /// Bytes reserved from the driver. 0 if unknown; the text then omits the cached bytes.
     pub reserved_bytes: u64,

@@ -320,10 +320,11 @@ impl Statistics {
         u64::try_from(reserved.current - active.current).unwrap_or(0)
     }
 
-    /// Returns the reserved bytes that no active block covers.
+    /// Returns the reserved bytes that no active block covers. Blocks of tags that sleep are active but not
+    /// reserved, so the result is too low then, and never below 0.
     #[must_use]
     pub fn cached_bytes(&self) -> i64 {
-        self.reserved_bytes.all.current - self.active_bytes.all.current
+        (self.reserved_bytes.all.current - self.active_bytes.all.current).max(0)
     }
 
     /// Returns all keys of `torch.cuda.memory_stats()` with their values, sorted by name.

@@ -73,14 +73,15 @@ impl Engine {
         plan: &Plan,
     ) {
         let state = other.lock();
+        // The blocks of a tag that sleeps hold no memory of the device.
+        if state.policy.asleep {
+            return;
+        }
         let now = state.counters.current(ALL);
         let bytes = |counter| u64::try_from(now.of(counter)).unwrap_or(0);
         report.allocated_bytes += bytes(CounterIndex::AllocatedBytes);
         report.draining_bytes +=
             bytes(CounterIndex::ActiveBytes) - bytes(CounterIndex::AllocatedBytes);
-        if state.policy.asleep {
-            return;
-        }
         let own = other.number == cell.number;
         let releases = other.pool() == PoolId::DEFAULT || own;
         summary.add_heap(&state.heap, releases, bytes(CounterIndex::RequestedBytes));
