@@ -2,7 +2,7 @@
 //!
 //! A **tag** is a private pool with [`PoolOptions::tag`](super::PoolOptions::tag). Its memory always
 //! comes from virtual memory, whatever the setting `expandable_segments` is. [`Sleeping::pause`] copies
-//! the live blocks to the program's memory, unless the tag keeps no backup, and releases the physical
+//! the live blocks to host memory, unless the tag keeps no backup, and releases the physical
 //! memory. The addresses stay reserved. [`Sleeping::resume`] maps new memory at these addresses and
 //! copies the blocks back, so pointers and captured graphs stay valid.
 //!
@@ -22,7 +22,7 @@ use crate::size::human_bytes;
 /// What a pause does with the contents of live blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backup {
-    /// Copies them to the program's memory.
+    /// Copies them to host memory.
     #[default]
     Host,
     /// Drops them. After the resume they are undefined.
@@ -48,7 +48,7 @@ pub struct TagOptions {
     /// What a pause does with contents, unless [`PauseOptions::backup`] states otherwise.
     pub backup: Backup,
     /// Whether the backup is pinned memory that is kept from one pause to the next. Copies are faster,
-    /// but the program's memory stays in use while the tag is awake. Without it, a pause copies through
+    /// but host memory stays in use while the tag is awake. Without it, a pause copies through
     /// a small pinned buffer into ordinary memory, which is freed with the blocks and at the resume.
     pub keep_backup: bool,
     /// What happens to requests while the tag is not awake.
@@ -56,7 +56,7 @@ pub struct TagOptions {
 }
 
 impl TagOptions {
-    /// Returns the options of a tag with a backup in the program's memory.
+    /// Returns the options of a tag with a backup in host memory.
     #[must_use]
     pub fn host(name: impl Into<String>) -> Self {
         Self { name: name.into(), ..Self::default() }
@@ -83,13 +83,14 @@ pub struct PauseOptions {
 /// The result of a pause.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Paused {
-    /// Bytes copied to the program's memory: the sizes of all live blocks.
+    /// Bytes copied to host memory: the sizes of all live blocks. If a graph or a checkpoint may
+    /// refer to freed blocks, all mapped bytes.
     pub copied_bytes: u64,
     /// Number of copies. Adjacent blocks are copied together.
     pub copies: u64,
     /// Live blocks whose contents were dropped, in address order.
     pub dropped: Vec<Freed>,
-    /// Bytes of memory that were unmapped.
+    /// Bytes of memory that were unmapped, without free pages that were released before.
     pub unmapped_bytes: u64,
     /// Bytes that the driver failed to unmap. The tag sleeps, but this memory stays in use.
     pub still_held_bytes: u64,
@@ -120,19 +121,6 @@ pub enum TagState {
     Resuming,
 }
 
-impl TagState {
-    /// Returns the name in lower case.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Awake => "awake",
-            Self::Pausing => "pausing",
-            Self::Asleep => "asleep",
-            Self::Resuming => "resuming",
-        }
-    }
-}
-
 /// Facts about a tag at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TagInfo {
@@ -146,7 +134,7 @@ pub struct TagInfo {
     pub mapped_bytes: u64,
     /// Bytes of its address space whose memory was released by a pause.
     pub asleep_bytes: u64,
-    /// Bytes of blocks in the backup.
+    /// Bytes in the backup.
     pub backed_bytes: u64,
     /// Bytes of pinned memory that it keeps for backups.
     pub kept_backup_bytes: u64,
@@ -195,7 +183,8 @@ pub trait Sleeping: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`SleepError::NoBackup`] when the bytes are not all in one block of a backup.
+    /// [`SleepError::NoBackup`] when the bytes are not all in one block of a backup, and while the tag is
+    /// being paused or resumed.
     fn read_backup(&self, address: u64, into: &mut [u8]) -> Result<(), SleepError>;
 }
 
@@ -214,6 +203,12 @@ pub enum SleepError {
     NotATag {
         /// The pool.
         pool: PoolId,
+    },
+    /// A tag of this name exists with other options.
+    #[error("tag {name:?} exists with other options")]
+    OtherOptions {
+        /// The name.
+        name: String,
     },
     /// The allocator has no tags.
     #[error("this allocator has no memory that sleeps: use backend:native without align and guard")]

@@ -47,29 +47,33 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`SleepError::NotSupported`] when the current strategy has no tags. [`SleepError::Pool`] when the
-    /// device has no virtual memory, or when the tag exists with other options.
+    /// [`SleepError::NotSupported`] when the current strategy has no tags. [`SleepError::OtherOptions`] when
+    /// the tag exists with other options. [`SleepError::Pool`] when the device has no virtual memory.
     pub fn tag(&self, options: TagOptions) -> Result<Tag, SleepError> {
+        if let Some(tag) = self.known_tag(&options)? {
+            return Ok(tag);
+        }
+        let pool = PoolId::next_user();
+        let tag = Some(options.clone());
+        match self.switchable().create_pool(pool, PoolOptions { tag, ..PoolOptions::default() }) {
+            Ok(()) => Ok(Tag { handle: self.clone(), pool }),
+            // Another thread may have created the tag since.
+            Err(error) => self.known_tag(&options)?.ok_or_else(|| error.into()),
+        }
+    }
+
+    /// Returns the tag with the name in the options, if there is one, with one more user.
+    fn known_tag(&self, options: &TagOptions) -> Result<Option<Tag>, SleepError> {
         let sleeping = self.control().sleeping.ok_or(SleepError::NotSupported)?;
-        let tags = sleeping.tags();
-        let known = tags.into_iter().find(|(_, tag)| tag.options.name == options.name);
-        let pools = self.switchable();
-        let pool = match known {
-            Some((pool, tag)) if tag.options == options => {
-                pools.retain_pool(pool)?;
-                pool
-            }
-            Some((pool, _)) => return Err(PoolError::Taken { pool }.into()),
-            None => {
-                let pool = PoolId::next_user();
-                pools.create_pool(
-                    pool,
-                    PoolOptions { tag: Some(options), ..PoolOptions::default() },
-                )?;
-                pool
-            }
+        let mut tags = sleeping.tags().into_iter();
+        let Some((pool, tag)) = tags.find(|(_, tag)| tag.options.name == options.name) else {
+            return Ok(None);
         };
-        Ok(Tag { handle: self.clone(), pool })
+        if tag.options != *options {
+            return Err(SleepError::OtherOptions { name: tag.options.name });
+        }
+        self.switchable().retain_pool(pool)?;
+        Ok(Some(Tag { handle: self.clone(), pool }))
     }
 
     /// Returns facts about all tags.

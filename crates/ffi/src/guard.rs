@@ -197,7 +197,7 @@ impl Fails for SleepError {
         match self {
             Self::Driver(error) => error.status(),
             Self::Pool(error) => error.status(),
-            Self::NotATag { .. } => Status::BadPool,
+            Self::NotATag { .. } | Self::OtherOptions { .. } => Status::BadPool,
             Self::NotSupported => Status::NotSupported,
             Self::HostMemory { .. } | Self::OutOfMemory(_) => Status::OutOfMemory,
             Self::NoBackup { .. } => Status::UnknownAddress,
