@@ -212,7 +212,7 @@ class Allocator:
     def tag(self, name, backup="host", keep=False, requests="fail"):
         """Creates a :class:`stratalloc.Tag`: a pool that can be paused and resumed at the same addresses.
 
-        With ``backup="host"`` a pause saves the contents of live blocks in the program's memory, with
+        With ``backup="host"`` a pause saves the contents of live blocks in host memory, with
         ``None`` it drops them. ``keep`` keeps the backup's pinned memory for the next pause. While the tag
         is not awake, requests in it fail, or wait with ``requests="wait"``.
         """

@@ -23,7 +23,7 @@ pub struct PinnedRange {
 /// The copies run in stream order, and the calling thread does not wait for them. Until a copy has
 /// finished, both its ranges must stay valid, and nothing else may access the bytes that it writes.
 pub trait PinnedMemory: Send + Sync {
-    /// Pins `size_bytes` (at least 1) of the program's memory. The bytes are undefined. Takes time in
+    /// Pins `size_bytes` (at least 1) of host memory. The bytes are undefined. Takes time in
     /// proportion to the size.
     fn pin(&self, size_bytes: u64) -> DriverResult<PinnedId>;
     /// Releases a slab. No copy from or to it may be running.

@@ -15,7 +15,7 @@
 // Blocks of the pool are never split.
 #define STRATALLOC_POOL_NO_SPLIT 2
 
-// A pause copies the contents of live blocks to the program's memory. Without it, contents are dropped.
+// A pause copies the contents of live blocks to host memory. Without it, contents are dropped.
 #define STRATALLOC_TAG_BACKUP 1
 
 // The backup is pinned memory that is kept from one pause to the next.
@@ -175,7 +175,7 @@ typedef void (*stratalloc_block_freed)(void *user, void *address, uint64_t size)
 
 // The result of `stratalloc_tag_pause`, in bytes except for `copies` and `dropped_blocks`.
 typedef struct {
-  // Copied to the program's memory.
+  // Copied to host memory.
   uint64_t copied_bytes;
   // Number of copies.
   uint64_t copies;

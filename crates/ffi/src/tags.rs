@@ -12,7 +12,7 @@ use super::table;
 use stratalloc::allocator::{Backup, PauseOptions, PoolOptions, TagOptions, TagState, WhileAsleep};
 use stratalloc::ids::PoolId;
 
-/// A pause copies the contents of live blocks to the program's memory. Without it, contents are dropped.
+/// A pause copies the contents of live blocks to host memory. Without it, contents are dropped.
 pub const TAG_BACKUP: u32 = 1;
 /// The backup is pinned memory that is kept from one pause to the next.
 pub const TAG_KEEP_BACKUP: u32 = 2;
@@ -30,7 +30,7 @@ pub const PAUSE_SYNCHRONIZED: u32 = 4;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Paused {
-    /// Copied to the program's memory.
+    /// Copied to host memory.
     pub copied_bytes: u64,
     /// Number of copies.
     pub copies: u64,
