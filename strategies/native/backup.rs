@@ -1,12 +1,12 @@
-//! The contents of tags that sleep: copies between live blocks and the program's memory.
+//! The contents of tags that sleep: copies between live blocks and host memory.
 //!
 //! The blocks of a backup lie one behind the other in one space of **positions**, in address order.
 //! Blocks that are adjacent in memory and in this space are copied together, as one *run*. A kept backup
-//! is pinned: its slabs cover the positions, and each run is copied straight to its place. Any other
+//! is pinned: its stores cover the positions, and each run is copied straight to its place. Any other
 //! backup has memory of its own for each block, so that a free drops exactly the block's bytes. Its
-//! copies pass through a ring of small pinned chunks, several of them in flight.
+//! copies pass through a ring of small pinned buffers, several of them in flight.
 //!
-//! No lock is held during copies. The stream and the chunks stay with the engine for the next pause or
+//! No lock is held during copies. The stream and the buffers stay with the engine for the next pause or
 //! resume.
 
 use std::collections::BTreeMap;
@@ -20,22 +20,22 @@ use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{EventId, StreamId};
 use crate::size::MIB;
 
-/// The size of a chunk of the ring. On the bus it takes less than a millisecond.
-const CHUNK_BYTES: u64 = 4 * MIB;
-/// The number of chunks of the ring.
-const CHUNKS: u64 = 4;
+/// The size of a buffer of the ring. On the bus it takes less than a millisecond.
+pub(super) const BUFFER_BYTES: u64 = 4 * MIB;
+/// The number of buffers of the ring.
+const BUFFERS: u64 = 4;
 
 /// The saved contents of a tag, and the pinned memory that it keeps for the next pause.
 #[derive(Debug, Default)]
 pub(super) struct SavedContents {
     blocks: BTreeMap<u64, Saved>,
-    slabs: Vec<Slab>,
+    stores: Vec<Store>,
 }
 
 /// The contents of one block.
 #[derive(Debug)]
 enum Saved {
-    /// In the slabs, at this position.
+    /// In the stores, at this position.
     Pinned { position: u64, size_bytes: u64 },
     /// In memory of its own.
     Own(Vec<u8>),
@@ -51,7 +51,7 @@ impl Saved {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Slab {
+struct Store {
     pinned: PinnedId,
     size_bytes: u64,
 }
@@ -127,12 +127,7 @@ impl SavedContents {
 
     /// Returns the bytes of the pinned memory.
     pub(super) fn kept_bytes(&self) -> u64 {
-        self.slabs.iter().map(|slab| slab.size_bytes).sum()
-    }
-
-    /// Returns true if the block at this address is saved.
-    pub(super) fn has(&self, address: u64) -> bool {
-        self.blocks.contains_key(&address)
+        self.stores.iter().map(|store| store.size_bytes).sum()
     }
 
     /// Drops the contents of the block at this address.
@@ -151,18 +146,18 @@ impl SavedContents {
     }
 
     /// Removes and returns the pinned memory.
-    pub(super) fn take_slabs(&mut self) -> Vec<PinnedId> {
+    pub(super) fn take_stores(&mut self) -> Vec<PinnedId> {
         self.blocks.clear();
-        std::mem::take(&mut self.slabs).into_iter().map(|slab| slab.pinned).collect()
+        std::mem::take(&mut self.stores).into_iter().map(|store| store.pinned).collect()
     }
 
-    /// Returns each slab with its positions.
-    fn slabs(&self) -> impl Iterator<Item = (PinnedId, Range<u64>)> {
+    /// Returns each store with its positions.
+    fn stores(&self) -> impl Iterator<Item = (PinnedId, Range<u64>)> {
         let mut start = 0;
-        self.slabs.iter().map(move |slab| {
-            let positions = start..start + slab.size_bytes;
+        self.stores.iter().map(move |store| {
+            let positions = start..start + store.size_bytes;
             start = positions.end;
-            (slab.pinned, positions)
+            (store.pinned, positions)
         })
     }
 
@@ -175,32 +170,32 @@ impl SavedContents {
     }
 }
 
-/// The stream of copies, and the chunks of the ring.
+/// The stream of copies, and the buffers of the ring.
 #[derive(Debug)]
 pub(super) struct Copier {
     stream: StreamId,
-    chunks: Vec<Chunk>,
+    buffers: Vec<Buffer>,
 }
 
-/// A chunk of the ring. Its event follows the last copy that uses it.
+/// A buffer of the ring. Its event follows the last copy that uses it.
 #[derive(Clone, Copy, Debug)]
-struct Chunk {
+struct Buffer {
     pinned: PinnedId,
     event: EventId,
 }
 
-/// A share of the positions that is copied through one chunk at a time.
+/// A share of the positions that is copied through one buffer at a time.
 #[derive(Clone, Debug)]
-struct Window {
-    chunk: Chunk,
+struct Share {
+    buffer: Buffer,
     positions: Range<u64>,
 }
 
-impl Window {
-    /// Returns the place of a part in the chunk.
+impl Share {
+    /// Returns the place of a part in the buffer.
     fn place(&self, part: &Run) -> PinnedRange {
         PinnedRange {
-            pinned: self.chunk.pinned,
+            pinned: self.buffer.pinned,
             offset_bytes: part.position - self.positions.start,
             size_bytes: part.size_bytes,
         }
@@ -209,10 +204,12 @@ impl Window {
 
 /// Returns the bytes of a block's own memory that a part of the block covers.
 fn own_bytes<'a>(blocks: &'a mut BTreeMap<u64, Saved>, block: &Run, part: &Run) -> &'a mut [u8] {
-    let Some(Saved::Own(bytes)) = blocks.get_mut(&block.address) else { return &mut [] };
-    let index = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let Some(Saved::Own(bytes)) = blocks.get_mut(&block.address) else {
+        unreachable!("the block has memory of its own")
+    };
+    let index = |bytes: u64| usize::try_from(bytes).expect("it is a size of host memory");
     let start = index(part.position - block.position);
-    bytes.get_mut(start..start.saturating_add(index(part.size_bytes))).unwrap_or_default()
+    &mut bytes[start..start + index(part.size_bytes)]
 }
 
 impl Engine {
@@ -234,24 +231,24 @@ impl Engine {
         let mut copier = match kept {
             Some(copier) => copier,
             None => match self.driver.create_stream() {
-                Ok(stream) => Copier { stream, chunks: Vec::new() },
+                Ok(stream) => Copier { stream, buffers: Vec::new() },
                 Err(error) => return (Err(error.into()), true),
             },
         };
         let copied = copy(&mut copier);
         let is_over = copied.is_ok() || self.driver.synchronize_stream(copier.stream).is_ok();
-        // A copy that may still run uses the chunks, so they are given up then.
+        // A copy that may still run uses the buffers, so they are given up then.
         let unused = {
             let mut kept = self.copier.lock();
             if is_over && kept.is_none() { kept.replace(copier) } else { Some(copier) }
         };
         if let Some(copier) = unused {
-            self.drop_copier(&mut self.growth.lock(), copier);
+            self.drop_copier(&mut self.growth.lock(), copier, is_over);
         }
         (copied, is_over)
     }
 
-    /// Copies blocks (address and size, in address order) to the program's memory. Calls
+    /// Copies blocks (address and size, in address order) to host memory. Calls
     /// `during` while copies run or before they start. Waits for the copies.
     pub(super) fn save(
         &self,
@@ -291,10 +288,10 @@ impl Engine {
         let size_bytes = bytes.saturating_sub(saved.kept_bytes());
         if size_bytes > 0 {
             let pinned = memory.pin(size_bytes).map_err(|error| no_memory(size_bytes, error))?;
-            saved.slabs.push(Slab { pinned, size_bytes });
+            saved.stores.push(Store { pinned, size_bytes });
         }
         let mut copies = 0;
-        for (pinned, positions) in saved.slabs() {
+        for (pinned, positions) in saved.stores() {
             for part in parts(runs, positions.clone()) {
                 let offset_bytes = part.position - positions.start;
                 let to = PinnedRange { pinned, offset_bytes, size_bytes: part.size_bytes };
@@ -320,33 +317,33 @@ impl Engine {
         runs: &[Run],
     ) -> Result<u64, SleepError> {
         let memory = self.pinned_memory()?;
-        let windows = self.windows(copier, runs)?;
+        let shares = self.shares(copier, runs)?;
         let stream = copier.stream;
         let mut copies = 0;
-        let mut store = |window: &Window| -> Result<(), DriverError> {
-            self.driver.synchronize_event(window.chunk.event)?;
-            let first = blocks.partition_point(|block| block.end() <= window.positions.start);
+        let mut collect = |share: &Share| -> Result<(), DriverError> {
+            self.driver.synchronize_event(share.buffer.event)?;
+            let first = blocks.partition_point(|block| block.end() <= share.positions.start);
             for block in &blocks[first..] {
-                let Some(part) = block.within(&window.positions) else { break };
-                let from = window.place(&part);
+                let Some(part) = block.within(&share.positions) else { break };
+                let from = share.place(&part);
                 let into = own_bytes(&mut saved.blocks, block, &part);
                 memory.read_pinned(from.pinned, from.offset_bytes, into)?;
             }
             Ok(())
         };
-        let in_flight = copier.chunks.len();
-        for (at, window) in windows.iter().enumerate() {
+        let in_flight = copier.buffers.len();
+        for (at, share) in shares.iter().enumerate() {
             if let Some(before) = at.checked_sub(in_flight) {
-                store(&windows[before])?;
+                collect(&shares[before])?;
             }
-            for part in parts(runs, window.positions.clone()) {
-                memory.copy_out(window.place(&part), part.address, stream)?;
+            for part in parts(runs, share.positions.clone()) {
+                memory.copy_out(share.place(&part), part.address, stream)?;
                 copies += 1;
             }
-            self.driver.record_event(window.chunk.event, stream)?;
+            self.driver.record_event(share.buffer.event, stream)?;
         }
-        let rest = windows.len().saturating_sub(in_flight);
-        windows[rest..].iter().try_for_each(store)?;
+        let rest = shares.len().saturating_sub(in_flight);
+        shares[rest..].iter().try_for_each(collect)?;
         Ok(copies)
     }
 
@@ -365,7 +362,7 @@ impl Engine {
             Saved::Own(_) => None,
         });
         let runs = joined(&kept.collect::<Vec<_>>());
-        for (pinned, positions) in saved.slabs() {
+        for (pinned, positions) in saved.stores() {
             for part in parts(&runs, positions.clone()) {
                 let offset_bytes = part.position - positions.start;
                 let from = PinnedRange { pinned, offset_bytes, size_bytes: part.size_bytes };
@@ -379,23 +376,23 @@ impl Engine {
         });
         let blocks = in_order(own);
         let runs = joined(&blocks);
-        let windows = self.windows(copier, &runs)?;
-        for (at, window) in windows.iter().enumerate() {
-            if at >= copier.chunks.len() {
-                self.driver.synchronize_event(window.chunk.event)?;
+        let shares = self.shares(copier, &runs)?;
+        for (at, share) in shares.iter().enumerate() {
+            if at >= copier.buffers.len() {
+                self.driver.synchronize_event(share.buffer.event)?;
             }
-            let first = blocks.partition_point(|block| block.end() <= window.positions.start);
+            let first = blocks.partition_point(|block| block.end() <= share.positions.start);
             for block in &blocks[first..] {
-                let Some(part) = block.within(&window.positions) else { break };
-                let to = window.place(&part);
+                let Some(part) = block.within(&share.positions) else { break };
+                let to = share.place(&part);
                 let from = own_bytes(&mut saved.blocks, block, &part);
                 memory.write_pinned(to.pinned, to.offset_bytes, from)?;
             }
-            for part in parts(&runs, window.positions.clone()) {
-                memory.copy_in(part.address, window.place(&part), stream)?;
+            for part in parts(&runs, share.positions.clone()) {
+                memory.copy_in(part.address, share.place(&part), stream)?;
                 copies += 1;
             }
-            self.driver.record_event(window.chunk.event, stream)?;
+            self.driver.record_event(share.buffer.event, stream)?;
         }
         if copies > 0 {
             self.driver.synchronize_stream(stream)?;
@@ -403,47 +400,52 @@ impl Engine {
         Ok(Copied { bytes, copies })
     }
 
-    /// Divides the positions of the runs into shares of one chunk each. Adds chunks to the ring as
+    /// Divides the positions of the runs into shares of one buffer each. Adds buffers to the ring as
     /// needed.
-    fn windows(&self, copier: &mut Copier, runs: &[Run]) -> Result<Vec<Window>, SleepError> {
+    fn shares(&self, copier: &mut Copier, runs: &[Run]) -> Result<Vec<Share>, SleepError> {
         let memory = self.pinned_memory()?;
         let bytes = runs.last().map_or(0, Run::end);
-        let count = bytes.div_ceil(CHUNK_BYTES);
-        while (copier.chunks.len() as u64) < count.min(CHUNKS) {
+        let count = bytes.div_ceil(BUFFER_BYTES);
+        while (copier.buffers.len() as u64) < count.min(BUFFERS) {
             let event = self.driver.create_event()?;
-            let pinned = memory.pin(CHUNK_BYTES).inspect_err(|_| {
+            let pinned = memory.pin(BUFFER_BYTES).inspect_err(|_| {
                 self.events.return_unused(&[(event, copier.stream)]);
             });
-            let pinned = pinned.map_err(|error| no_memory(CHUNK_BYTES, error))?;
-            copier.chunks.push(Chunk { pinned, event });
+            let pinned = pinned.map_err(|error| no_memory(BUFFER_BYTES, error))?;
+            copier.buffers.push(Buffer { pinned, event });
         }
-        let chunks = copier.chunks.iter().copied().cycle();
-        let window = |(share, chunk): (u64, Chunk)| {
-            let start = share * CHUNK_BYTES;
-            Window { chunk, positions: start..bytes.min(start + CHUNK_BYTES) }
+        let buffers = copier.buffers.iter().copied().cycle();
+        let share = |(number, buffer): (u64, Buffer)| {
+            let start = number * BUFFER_BYTES;
+            Share { buffer, positions: start..bytes.min(start + BUFFER_BYTES) }
         };
-        Ok((0..count).zip(chunks).map(window).collect())
+        Ok((0..count).zip(buffers).map(share).collect())
     }
 
-    /// Reads saved bytes of a block of a tag. `None` if they are in no backup.
+    /// Reads the saved bytes from `address + at` on, if those from `address` to `address + size_bytes` are
+    /// all in one saved block. `None` if they are not.
     pub(super) fn read_saved(
         &self,
         saved: &SavedContents,
-        address: u64,
+        (address, size_bytes): (u64, u64),
+        at: u64,
         into: &mut [u8],
     ) -> Option<Result<(), DriverError>> {
-        let (found, offset) = saved.find(address, into.len() as u64)?;
+        let (found, start) = saved.find(address, size_bytes)?;
+        let offset = start + at;
         match found {
             Saved::Own(bytes) => {
                 let start = usize::try_from(offset).ok()?;
                 into.copy_from_slice(bytes.get(start..start.checked_add(into.len())?)?);
                 Some(Ok(()))
             }
-            Saved::Pinned { position, .. } => Some(self.read_slabs(saved, position + offset, into)),
+            Saved::Pinned { position, .. } => {
+                Some(self.read_stores(saved, position + offset, into))
+            }
         }
     }
 
-    fn read_slabs(
+    fn read_stores(
         &self,
         saved: &SavedContents,
         from: u64,
@@ -451,7 +453,7 @@ impl Engine {
     ) -> Result<(), DriverError> {
         let memory = self.pinned_memory()?;
         let whole = Run { address: 0, size_bytes: into.len() as u64, position: from };
-        for (pinned, positions) in saved.slabs() {
+        for (pinned, positions) in saved.stores() {
             let Some(part) = whole.within(&positions) else { continue };
             // The run's addresses count from 0, so they are indices here.
             let [start, size] = [part.address, part.size_bytes]
@@ -463,47 +465,56 @@ impl Engine {
     }
 
     /// Releases pinned memory. What fails is kept for a later try.
-    pub(super) fn unpin(&self, growth: &mut Growth, slabs: Vec<PinnedId>) {
-        let pinned = &mut growth.leftovers.pinned;
-        pinned.extend(slabs);
-        if let Some(memory) = self.driver.pinned_memory() {
-            pinned.retain(|slab| memory.unpin(*slab).is_err());
-        }
+    pub(super) fn unpin(&self, growth: &mut Growth, mut stores: Vec<PinnedId>) {
+        stores.retain(|store| match self.driver.pinned_memory() {
+            Some(memory) => memory.unpin(*store).is_err(),
+            None => true,
+        });
+        growth.leftovers.pinned.extend(stores);
     }
 
-    /// Releases the stream and the chunks for copies, unless a pause or a resume uses them.
+    /// Releases the stream and the buffers for copies, unless a pause or a resume uses them. Releases other
+    /// pinned memory that is not used any more, after a wait for copies that may still use it.
     pub(super) fn release_copier(&self, growth: &mut Growth) {
         let copier = self.copier.lock().take();
         if let Some(copier) = copier {
-            self.drop_copier(growth, copier);
+            self.drop_copier(growth, copier, true);
+        }
+        if !growth.leftovers.pinned.is_empty()
+            && synchronize_outside_captures(&*self.driver).is_ok()
+        {
+            let stores = std::mem::take(&mut growth.leftovers.pinned);
+            self.unpin(growth, stores);
         }
     }
 
-    fn drop_copier(&self, growth: &mut Growth, copier: Copier) {
-        self.unpin(growth, copier.chunks.iter().map(|chunk| chunk.pinned).collect());
+    /// Releases the stream and the buffers for copies. If copies may still run, keeps the pinned memory for a
+    /// later try.
+    fn drop_copier(&self, growth: &mut Growth, copier: Copier, is_over: bool) {
+        let pinned = copier.buffers.iter().map(|buffer| buffer.pinned);
+        if is_over {
+            self.unpin(growth, pinned.collect());
+        } else {
+            growth.leftovers.pinned.extend(pinned);
+        }
         let events: Vec<_> =
-            copier.chunks.iter().map(|chunk| (chunk.event, copier.stream)).collect();
+            copier.buffers.iter().map(|buffer| (buffer.event, copier.stream)).collect();
         self.events.return_unused(&events);
         // A stream that the driver fails to destroy is destroyed with its context.
         let _ = self.driver.destroy_stream(copier.stream);
     }
 
-    /// Releases the backups of all tags when the engine is dropped.
+    /// Releases the backups of all tags when the engine is dropped. Memory that copies may still use leaks
+    /// if the wait for them fails.
     pub(super) fn drop_backups(&self) {
         let mut growth = self.growth.lock();
-        let slabs = growth.pools.take_slabs();
-        self.unpin(&mut growth, slabs);
+        let stores = growth.pools.take_stores();
+        self.unpin(&mut growth, stores);
         self.release_copier(&mut growth);
-        // A copy of a pause that failed may still use some of it. If the wait fails, the memory leaks.
-        if !growth.leftovers.pinned.is_empty()
-            && synchronize_outside_captures(&*self.driver).is_ok()
-        {
-            self.unpin(&mut growth, Vec::new());
-        }
     }
 }
 
-/// Returns zeroed memory of the program.
+/// Returns zeroed host memory.
 fn zeroes(size_bytes: u64) -> Result<Vec<u8>, SleepError> {
     let mut bytes = Vec::new();
     let size = usize::try_from(size_bytes).unwrap_or(usize::MAX);

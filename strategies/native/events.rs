@@ -91,7 +91,8 @@ impl Engine {
         let id = state.heap.id(slot);
         let uses: SmallVec<[StreamUse; 4]> = state.heap.uses(slot).collect();
         if state.policy.asleep && uses.contains(&StreamUse::BACKED_UP) {
-            return self.free_asleep(cell, state, slot, address);
+            drop(state);
+            return self.free_asleep(cell, id, address);
         }
         drop(state);
         let _context = self.history.of_free();

@@ -56,7 +56,7 @@ pub(super) struct Leftovers {
     pub(super) pieces: Vec<(PhysicalId, u64)>,
     /// Reserved address space that is not needed: address and size.
     ranges: Vec<(u64, u64)>,
-    /// Pinned memory of the program.
+    /// Pinned host memory.
     pub(super) pinned: Vec<PinnedId>,
 }
 
@@ -359,9 +359,8 @@ impl Engine {
 
     /// Tries again to release memory that the driver failed to release.
     pub(super) fn release_leftovers(&self, growth: &mut Growth) -> Result<(), DriverError> {
-        // Ignored: failing to release imported or pinned memory must not prevent the release of our own.
+        // Ignored: failing to release imported memory must not prevent the release of our own.
         let _ = self.shared.imports.release_leftovers();
-        self.unpin(growth, Vec::new());
         self.driver.virtual_memory().map_or(Ok(()), |memory| growth.leftovers.offer(memory))
     }
 

@@ -7,7 +7,8 @@
 //! handles per-thread default streams. `policy` contains the settings that a hit needs.
 //! `sleep` pauses and resumes tags. `Growth::is_exact` lists the differences under `compat:pytorch`.
 //!
-//! Lock order: growth, imports, event queue, one heap, ledger, history. A second heap is locked only by
+//! Lock order: growth, imports, event queue, one heap, ledger, history. `copier` is locked
+//! behind growth, and nothing behind it. A second heap is locked only by
 //! `try_lock` or with the growth lock held. No lock is held while callbacks or observers run.
 //!
 //! Not in this module: rounding rules (`size`), bookkeeping of blocks (`heap`), parsing (`config`).

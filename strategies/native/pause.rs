@@ -40,9 +40,8 @@ impl Engine {
                 self.set_state(&mut growth, pool, TagState::Awake);
                 return Err(error);
             }
-            let tag = growth.pools.tag_mut(pool);
-            tag.map(|tag| (tag.options.clone(), std::mem::take(&mut tag.backup)))
-                .unwrap_or_default()
+            let tag = growth.pools.tag_mut(pool).expect("its state was set");
+            (tag.options.clone(), std::mem::take(&mut tag.backup))
         };
         let backup = options.backup.unwrap_or(tag.backup);
         let copied = self.empty_streams(pool, options).and_then(|()| {
@@ -129,8 +128,8 @@ impl Engine {
         waited
     }
 
-    /// Saves the live blocks, unless the backup is `None`. Releases whole free pages
-    /// during the copies.
+    /// Saves the live blocks, unless the backup is `None`. Releases whole free pages during the copies. Of
+    /// a pinned tag, saves all mapped ranges and releases nothing.
     fn save_blocks(
         &self,
         pool: PoolId,
@@ -140,18 +139,24 @@ impl Engine {
     ) -> Result<Copied, SleepError> {
         let (idle, blocks) = {
             let growth = self.growth.lock();
-            let is_pinned = growth.pools.is_pinned(pool);
-            // The free pages are listed before the live blocks: a block that is freed between the two is
-            // in neither list.
-            let idle = if is_pinned { Vec::new() } else { self.idle_memory(&growth, pool) };
-            let mut blocks = Vec::new();
-            for cell in self.heaps_of_tag(&growth, pool) {
-                let heap = &cell.lock().heap;
-                let live = heap.live_blocks().into_iter().map(|slot| heap.view(slot));
-                blocks.extend(live.map(|block| (block.address, block.size_bytes)));
+            if growth.pools.is_pinned(pool) {
+                // A graph or a checkpoint may refer to the contents of freed blocks too.
+                let ranges = self.mapped_ranges_of(&growth, pool).into_iter();
+                let all = ranges.map(|range| (range.address, range.size_bytes)).collect();
+                (Vec::new(), all)
+            } else {
+                // The free pages are listed before the live blocks: a block that is freed between the two is
+                // in neither list.
+                let idle = self.idle_memory(&growth, pool);
+                let mut blocks = Vec::new();
+                for cell in self.heaps_of_tag(&growth, pool) {
+                    let heap = &cell.lock().heap;
+                    let live = heap.live_blocks().into_iter().map(|slot| heap.view(slot));
+                    blocks.extend(live.map(|block| (block.address, block.size_bytes)));
+                }
+                blocks.sort_unstable();
+                (idle, blocks)
             }
-            blocks.sort_unstable();
-            (idle, blocks)
         };
         let release = || {
             // Pages that are not released here are unmapped with the others.
@@ -166,8 +171,7 @@ impl Engine {
             .with_copier(|copier| self.save(saved, copier, blocks.iter().copied(), keep, release));
         if !is_over {
             // A copy may still write to the pinned memory.
-            let slabs = saved.take_slabs();
-            self.unpin(&mut self.growth.lock(), slabs);
+            self.growth.lock().leftovers.pinned.extend(saved.take_stores());
         }
         copied
     }
@@ -181,8 +185,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits until no freed block waits for streams. Then drops the contents of blocks that were freed
-    /// during the copies, and marks the other live blocks. Returns the live blocks if there is no backup.
+    /// Waits until no freed block waits for streams. Then marks the live blocks, and drops the contents of
+    /// blocks that were freed during the copies. Returns the live blocks if there is no backup.
     fn close_blocks(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -206,14 +210,15 @@ impl Engine {
                         size_bytes: state.heap.requested_bytes(slot),
                     }));
                 }
+                states.iter_mut().for_each(|state| Self::mark_live(state));
                 live.sort_unstable_by_key(|block| block.address);
                 if backup == Backup::None {
                     return Ok(live);
                 }
-                let starts: Vec<_> = live.iter().map(|block| block.address).collect();
-                saved.retain(|address| starts.binary_search(&address).is_ok());
-                for state in &mut states {
-                    Self::mark_saved(state, |address| saved.has(address));
+                if !growth.pools.is_pinned(pool) {
+                    saved.retain(|address| {
+                        live.binary_search_by_key(&address, |block| block.address).is_ok()
+                    });
                 }
                 return Ok(Vec::new());
             }

@@ -184,6 +184,11 @@ impl Pools {
         self.by_id.iter().filter_map(|(pool, own)| Some((*pool, own.sleep.as_deref()?)))
     }
 
+    /// Returns the states of the tags.
+    pub(super) fn tags_mut(&mut self) -> impl Iterator<Item = &mut Sleep> {
+        self.by_id.values_mut().filter_map(|own| own.sleep.as_deref_mut())
+    }
+
     /// Returns true if a request in the pool is served off the hot path, or the pool's memory is
     /// announced to trackers.
     pub(super) fn is_busy(&self, pool: PoolId) -> bool {
@@ -329,8 +334,8 @@ impl Engine {
             forgotten.extend(growth.pools.by_id.remove(&pool));
         }
         let tags = forgotten.iter_mut().filter_map(|pool| pool.sleep.as_mut());
-        let slabs: Vec<_> = tags.flat_map(|sleep| sleep.backup.take_slabs()).collect();
-        self.unpin(growth, slabs);
+        let stores: Vec<_> = tags.flat_map(|sleep| sleep.backup.take_stores()).collect();
+        self.unpin(growth, stores);
         // Dropping a pool drops its own allocator, which is user code: no lock may be held.
         if forgotten.iter().any(|pool| pool.options.allocator.is_some()) {
             MutexGuard::unlocked(growth, || drop(forgotten));
@@ -377,10 +382,8 @@ impl PrivatePools for Engine {
         let mut growth = self.growth.lock();
         growth.pools.in_use(pool)?;
         let is_tag = growth.pools.options_of(pool).is_some_and(|own| own.tag == options.tag);
-        if options.tag.is_some() && !is_tag {
-            let allocator = growth.pools.allocator_of(pool);
-            self.check_tag(&growth, pool, &PoolOptions { allocator, ..options.clone() })?;
-        }
+        let allocator = growth.pools.allocator_of(pool);
+        self.check_tag(&growth, pool, &PoolOptions { allocator, ..options.clone() })?;
         let found = growth.pools.in_use(pool)?;
         let is_new = found.heaps.numbers.read().is_empty();
         if options.tag.is_some() && !is_tag {

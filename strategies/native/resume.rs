@@ -1,14 +1,16 @@
 //! Resuming a tag: take all memory, map it at the same addresses, copy the blocks back. See `sleep`.
 
 use std::cmp::Reverse;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use parking_lot::MutexGuard;
 
+use super::backup::Copied;
 use super::engine::Engine;
 use super::growth::Growth;
 use super::sleep::{Sleep, SleepingPage};
 use crate::allocator::{MissingMemory, Paused, Resumed, SleepError, TagState};
-use crate::driver::{PhysicalId, VirtualMemory, largest_holders};
+use crate::driver::{PhysicalId, VirtualMemory, largest_holders, unless_captured};
 use crate::error::DriverError;
 use crate::history::Action;
 use crate::ids::PoolId;
@@ -35,6 +37,7 @@ impl Engine {
         if !self.begin_change(&mut growth, pool, TagState::Resuming)? {
             return Ok(Resumed::default());
         }
+        self.forget_freed(&mut growth, pool);
         let mapped = self.map_tag(&mut growth, memory, pool);
         let mapped_bytes = match mapped {
             Ok(bytes) => bytes,
@@ -43,33 +46,28 @@ impl Engine {
                 return Err(error);
             }
         };
-        let tag = growth.pools.tag_mut(pool);
-        let mut saved = tag.map(|sleep| std::mem::take(&mut sleep.backup)).unwrap_or_default();
+        let sleep = growth.pools.tag_mut(pool).expect("a tag that changes is not removed");
+        let mut saved = std::mem::take(&mut sleep.backup);
         let (copied, is_over) = MutexGuard::unlocked(&mut growth, || {
             if saved.bytes() == 0 {
-                return (Ok(super::backup::Copied::default()), true);
+                return (Ok(Copied::default()), true);
             }
             self.with_copier(|copier| self.load(&mut saved, copier))
         });
-        let cells = self.heaps_of_tag(&growth, pool);
-        if let Err(error) = copied {
-            // Blocks may have been freed during the copies.
-            let mut live = Vec::new();
-            for cell in &cells {
-                let heap = &cell.lock().heap;
-                live.extend(heap.live_blocks().into_iter().map(|slot| heap.view(slot).address));
+        let copied_bytes = match copied {
+            Ok(copied) => copied.bytes,
+            Err(error) => {
+                if let Some(sleep) = growth.pools.tag_mut(pool) {
+                    sleep.backup = saved;
+                }
+                self.forget_freed(&mut growth, pool);
+                self.unmap_after(&mut growth, pool, is_over);
+                self.set_state(&mut growth, pool, TagState::Asleep);
+                return Err(error);
             }
-            live.sort_unstable();
-            saved.retain(|address| live.binary_search(&address).is_ok());
-            if let Some(sleep) = growth.pools.tag_mut(pool) {
-                sleep.backup = saved;
-            }
-            self.unmap_after(&mut growth, pool, is_over);
-            self.set_state(&mut growth, pool, TagState::Asleep);
-            return Err(error);
-        }
-        for cell in cells {
-            Self::mark_saved(&mut cell.lock(), |_| false);
+        };
+        for cell in self.heaps_of_tag(&growth, pool) {
+            Self::unmark_live(&mut cell.lock());
         }
         saved.clear();
         if let Some(sleep) = growth.pools.tag_mut(pool) {
@@ -77,8 +75,24 @@ impl Engine {
             sleep.resumes += 1;
         }
         self.set_state(&mut growth, pool, TagState::Awake);
-        let copied_bytes = copied.map_or(0, |copied| copied.bytes);
         Ok(Resumed { mapped_bytes, copied_bytes })
+    }
+
+    /// Drops the contents of blocks that were freed during the copies of a resume that failed. They may
+    /// lose their pages now.
+    fn forget_freed(&self, growth: &mut Growth, pool: PoolId) {
+        if growth.pools.is_pinned(pool) {
+            return;
+        }
+        let mut live = Vec::new();
+        for cell in self.heaps_of_tag(growth, pool) {
+            let heap = &cell.lock().heap;
+            live.extend(heap.live_blocks().into_iter().map(|slot| heap.view(slot).address));
+        }
+        live.sort_unstable();
+        if let Some(sleep) = growth.pools.tag_mut(pool) {
+            sleep.backup.retain(|address| live.binary_search(&address).is_ok());
+        }
     }
 
     /// Takes the memory for all pages of a tag and maps it. Returns the bytes mapped.
@@ -102,9 +116,27 @@ impl Engine {
             pages.iter().copied().filter(|(_, page)| page.held.is_none()).collect();
         let bytes = missing.iter().map(|(_, page)| page.size_bytes).sum();
         growth.in_flight_bytes = growth.in_flight_bytes.saturating_add(bytes);
-        let pieces = self.create_pieces(growth, memory, pool, &missing);
+        let mut pieces = Vec::new();
+        let created = catch_unwind(AssertUnwindSafe(|| {
+            self.create_pieces(growth, memory, pool, &missing, &mut pieces)
+        }));
         growth.in_flight_bytes = growth.in_flight_bytes.saturating_sub(bytes);
-        let pieces = pieces?;
+        if !matches!(created, Ok(Ok(0))) {
+            let sizes = missing.iter().map(|(_, page)| page.size_bytes);
+            growth.leftovers.pieces.extend(pieces.drain(..).zip(sizes));
+            // The caller gets the first error. What fails is kept for a later try.
+            let _ = growth.leftovers.offer(memory);
+        }
+        match created {
+            Ok(Ok(0)) => {}
+            Ok(Ok(short)) => return Err(self.missing_memory(growth, pool, bytes, short)),
+            Ok(Err(error)) => return Err(error.into()),
+            // An allocator of another pool panicked. No thread may wait for this tag then.
+            Err(panic) => {
+                self.set_state(growth, pool, TagState::Asleep);
+                resume_unwind(panic);
+            }
+        }
         let mut done = 0;
         let ranges = ranges_of(&pages);
         let mut map = || -> Result<(), DriverError> {
@@ -147,40 +179,32 @@ impl Engine {
         Ok(bytes)
     }
 
-    /// Creates the memory for all of these pages, or none. Releases cached memory if it is short.
+    /// Creates the memory for these pages. Releases cached memory if it is short. Returns the bytes that
+    /// are missing all the same, or 0.
     fn create_pieces(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
         memory: &dyn VirtualMemory,
         pool: PoolId,
         pages: &[ToMap],
-    ) -> Result<Vec<PhysicalId>, SleepError> {
-        let mut pieces = Vec::new();
+        pieces: &mut Vec<PhysicalId>,
+    ) -> Result<u64, DriverError> {
         // The release is retried of what a pause could not release: it may suffice.
         let _ = growth.leftovers.offer(memory);
         let mut waited = false;
-        let failed = loop {
-            let short = match self.try_create(growth, memory, pages, &mut pieces) {
-                Ok(0) => return Ok(pieces),
-                Ok(short) => short,
-                Err(error) => break error.into(),
-            };
-            let released = self.trim(growth, pool, short).unwrap_or(0);
-            if released > 0 {
+        loop {
+            let short = self.try_create(growth, memory, pages, pieces)?;
+            if short == 0 {
+                return Ok(0);
+            }
+            if self.trim(growth, pool, short)? > 0 {
                 continue;
             }
             if std::mem::replace(&mut waited, true) || !self.attention.any_event() {
-                break self.missing_memory(growth, pool, pages, short);
+                return Ok(short);
             }
-            if let Err(error) = self.drain_events(None) {
-                break error.into();
-            }
-        };
-        let sizes = pages.iter().map(|(_, page)| page.size_bytes);
-        growth.leftovers.pieces.extend(pieces.into_iter().zip(sizes));
-        // The caller gets the first error. What fails is kept for a later try.
-        let _ = growth.leftovers.offer(memory);
-        Err(failed)
+            self.drain_events(None)?;
+        }
     }
 
     /// Creates further pieces until there is one for each page. Returns the bytes that are missing, or 0.
@@ -213,48 +237,57 @@ impl Engine {
     }
 
     /// Releases free memory of other pools until `wanted_bytes` are released. Returns the bytes released.
+    /// If there are none, returns the driver's first error, unless a capture caused it.
     fn trim(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
         pool: PoolId,
         wanted_bytes: u64,
     ) -> Result<u64, DriverError> {
-        let mut pools = vec![PoolId::DEFAULT];
-        pools.extend(growth.pools.freeable());
-        if !growth.is_exact() {
-            let all = growth.pools.by_id.keys().copied();
-            let others = all.filter(|other| *other != pool && growth.pools.may_shrink(*other));
-            pools.extend(others.collect::<Vec<_>>());
-        }
+        // Pools without users are trimmed before pools with users.
+        let mut pools: Vec<_> = growth.pools.by_id.keys().copied().collect();
+        pools.retain(|other| *other != pool);
+        pools.sort_by_key(|other| !growth.pools.is_freeable(*other));
+        pools.insert(0, PoolId::DEFAULT);
+        let may_trim = |growth: &Growth, other| {
+            other == PoolId::DEFAULT
+                || growth.pools.is_freeable(other)
+                || !growth.is_exact() && growth.pools.may_shrink(other)
+        };
         let before_bytes = growth.reserved_bytes();
-        let mut released = 0;
+        let released = |growth: &Growth| before_bytes.saturating_sub(growth.reserved_bytes());
+        let mut failed = Ok(());
         for other in pools {
             for one in self.idle_memory(growth, other) {
-                if released >= wanted_bytes {
+                // Checked each time: during the calls of trackers, another thread may begin to pause or
+                // resume the pool.
+                let wanted = wanted_bytes.saturating_sub(released(growth));
+                if wanted == 0 || !may_trim(growth, other) {
                     break;
                 }
-                self.release_one(growth, &one, wanted_bytes - released)?;
-                released = before_bytes.saturating_sub(growth.reserved_bytes());
+                failed = failed.and(self.release_one(growth, &one, wanted));
             }
         }
         Self::return_segments(growth);
-        Ok(released)
+        match released(growth) {
+            0 => unless_captured(failed).map(|()| 0),
+            bytes => Ok(bytes),
+        }
     }
 
     fn missing_memory(
         &self,
         growth: &Growth,
         pool: PoolId,
-        pages: &[ToMap],
+        needed_bytes: u64,
         missing_bytes: u64,
     ) -> SleepError {
-        let needed_bytes = pages.iter().map(|(_, page)| page.size_bytes).sum();
         let reserved = growth.reserved_by_pool.iter();
         let mut pools: Vec<_> = reserved
             .map(|(pool, of)| (*pool, of.all.current.unsigned_abs()))
             .filter(|(_, bytes)| *bytes > 0)
             .collect();
-        let reserved_bytes = growth.reserved_bytes().saturating_sub(needed_bytes);
+        let reserved_bytes = growth.reserved_bytes();
         let private: u64 = pools.iter().map(|(_, bytes)| bytes).sum();
         if reserved_bytes > private {
             pools.push((PoolId::DEFAULT, reserved_bytes - private));

@@ -11,8 +11,9 @@
 //!   than before.
 //! - No page is unmapped before all contents are saved, and none is mapped before all physical memory
 //!   exists.
-//! - A block whose contents are saved is marked as used by a stream that does not exist
-//!   ([`StreamUse::BACKED_UP`]). Its free therefore leaves the fast path, and drops the saved bytes.
+//! - A live block of a tag that sleeps is marked as used by a stream that does not exist
+//!   ([`StreamUse::BACKED_UP`]). Its free therefore leaves the fast path, drops the saved bytes, and
+//!   waits for no stream.
 //!
 //! A pause that fails leaves the tag awake. If the driver fails to unmap a range after all was saved, the
 //! pause goes on, and the range stays mapped for the next resume. A resume that fails leaves the tag
@@ -22,7 +23,7 @@ use std::collections::BTreeMap;
 
 use parking_lot::MutexGuard;
 
-use super::backup::SavedContents;
+use super::backup::{BUFFER_BYTES, SavedContents};
 use super::cell::{HeapCell, HeapState};
 use super::engine::Engine;
 use super::expandable::Page;
@@ -35,7 +36,8 @@ use crate::allocator::{
 use crate::diagnostics;
 use crate::driver::{Exportable, PhysicalId, PinnedId, VirtualMemory};
 use crate::error::{DriverError, HandleError, PoolError};
-use crate::heap::{PageRun, Slot, StreamUse};
+use crate::heap::{BlockId, PageRun, StreamUse};
+use crate::history::Action;
 use crate::ids::PoolId;
 use crate::size::PoolKind;
 use crate::stats::{ALL, CounterIndex};
@@ -118,24 +120,13 @@ impl Sleep {
 impl Pools {
     /// Removes and returns the pages of sleeping tags that could not be unmapped.
     pub(super) fn take_held_pages(&mut self) -> Vec<(u64, Page)> {
-        let tags = self.by_id.keys().copied().collect::<Vec<_>>();
-        let mut held = Vec::new();
-        for pool in tags {
-            let Some(sleep) = self.tag_mut(pool) else { continue };
-            let pages = std::mem::take(&mut sleep.pages).into_iter();
-            held.extend(pages.filter_map(|(at, page)| Some((at, page.mapped(page.held?)))));
-        }
-        held
+        let pages = self.tags_mut().flat_map(|tag| std::mem::take(&mut tag.pages));
+        pages.filter_map(|(at, page)| Some((at, page.mapped(page.held?)))).collect()
     }
 
     /// Removes and returns the pinned memory of all tags.
-    pub(super) fn take_slabs(&mut self) -> Vec<PinnedId> {
-        let pools = self.by_id.keys().copied().collect::<Vec<_>>();
-        let mut slabs = Vec::new();
-        for pool in pools {
-            slabs.extend(self.tag_mut(pool).into_iter().flat_map(|tag| tag.backup.take_slabs()));
-        }
-        slabs
+    pub(super) fn take_stores(&mut self) -> Vec<PinnedId> {
+        self.tags_mut().flat_map(|tag| tag.backup.take_stores()).collect()
     }
 }
 
@@ -243,42 +234,53 @@ impl Engine {
         }
     }
 
-    /// Frees a live block whose contents are saved, and drops these. All work that used the block has
-    /// finished, so it becomes free at once. Unlocks the heap before.
+    /// Frees a live block of a tag that sleeps, and drops its saved contents first. All work that used the
+    /// block has finished, so it becomes free at once. The caller holds no lock.
+    ///
+    /// While the growth lock is held, the tag is neither paused nor resumed, and the block is live. So no
+    /// resume finds the saved contents of a block whose pages are gone, and the contents are not those of
+    /// a later block at this address.
     #[cold]
     #[inline(never)]
     pub(super) fn free_asleep(
         &self,
         cell: &HeapCell,
-        mut state: MutexGuard<'_, HeapState>,
-        slot: Slot,
+        id: BlockId,
         address: u64,
     ) -> Result<(), HandleError> {
-        let id = state.heap.id(slot);
-        state.heap.forget_uses(slot);
-        drop(state);
-        let _context = self.history.of_free();
-        self.free_unused(cell, address, id)?;
-        let mut growth = self.growth.lock();
-        if let Some(sleep) = growth.pools.tag_mut(cell.pool()) {
-            sleep.backup.forget(address);
+        {
+            let mut growth = self.growth.lock();
+            let mut state = cell.lock();
+            if let Some(slot) = state.heap.live(id, address)
+                && state.heap.uses(slot).any(|by| by == StreamUse::BACKED_UP)
+            {
+                state.heap.forget_uses(slot);
+                // The contents of freed blocks of a pinned tag stay in the backup.
+                if !growth.pools.is_pinned(cell.pool())
+                    && let Some(sleep) = growth.pools.tag_mut(cell.pool())
+                {
+                    sleep.backup.forget(address);
+                }
+            }
         }
-        Ok(())
+        let _context = self.history.of_free();
+        self.free_unused(cell, address, id)
     }
 
-    /// Marks the live blocks of a heap whose contents are saved, or removes the marks.
-    pub(super) fn mark_saved(state: &mut HeapState, saved: impl Fn(u64) -> bool) {
+    /// Marks all live blocks of a heap, whose tag is about to sleep.
+    pub(super) fn mark_live(state: &mut HeapState) {
         for slot in state.heap.live_blocks() {
-            let is_saved = saved(state.heap.view(slot).address);
-            let mut uses: Vec<_> = state.heap.uses(slot).collect();
-            let is_marked = uses.contains(&StreamUse::BACKED_UP);
-            if is_saved && !is_marked {
-                state.heap.record_use(slot, StreamUse::BACKED_UP);
-            } else if is_marked && !is_saved {
-                uses.retain(|by| *by != StreamUse::BACKED_UP);
-                state.heap.forget_uses(slot);
-                uses.into_iter().rev().for_each(|by| state.heap.record_use(slot, by));
-            }
+            state.heap.record_use(slot, StreamUse::BACKED_UP);
+        }
+    }
+
+    /// Removes the marks of a heap's blocks.
+    pub(super) fn unmark_live(state: &mut HeapState) {
+        for slot in state.heap.live_blocks() {
+            let uses: Vec<_> = state.heap.uses(slot).collect();
+            state.heap.forget_uses(slot);
+            let kept = uses.into_iter().rev().filter(|by| *by != StreamUse::BACKED_UP);
+            kept.for_each(|by| state.heap.record_use(slot, by));
         }
     }
 
@@ -315,6 +317,7 @@ impl Engine {
         if held_bytes > 0 {
             growth.pages_removed(cell.pool(), run.kind, held_bytes);
         }
+        self.record(Action::SegmentUnmap, run.address, run.size_bytes, cell);
         self.forget_reservation(growth, removed);
         growth.leftovers.offer(memory)?;
         Ok(held_bytes)
@@ -369,9 +372,18 @@ impl Sleeping for Engine {
     }
 
     fn read_backup(&self, address: u64, into: &mut [u8]) -> Result<(), SleepError> {
-        let growth = self.growth.lock();
-        let mut tags = growth.pools.tags();
-        let read = tags.find_map(|(_, sleep)| self.read_saved(&sleep.backup, address, into));
-        Ok(read.ok_or(SleepError::NoBackup { address })??)
+        let range = (address, into.len() as u64);
+        // The lock is released between the parts, because requests need it.
+        let mut at = 0;
+        for part in into.chunks_mut(usize::try_from(BUFFER_BYTES).unwrap_or(usize::MAX)) {
+            let growth = self.growth.lock();
+            let read = growth
+                .pools
+                .tags()
+                .find_map(|(_, sleep)| self.read_saved(&sleep.backup, range, at, part));
+            read.ok_or(SleepError::NoBackup { address })??;
+            at += part.len() as u64;
+        }
+        Ok(())
     }
 }

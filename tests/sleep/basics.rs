@@ -231,3 +231,63 @@ fn segments_of_a_tag_have_the_sizes_of_the_setting() {
     };
     assert_eq!(sizes(true), sizes(false));
 }
+
+#[test]
+fn a_stream_that_was_destroyed_needs_a_wait_that_scopes_forbid() {
+    let host = host();
+    let allocator = built("", host.clone());
+    create(&allocator, TagOptions::host("weights"));
+    let stream = host.create_stream().unwrap();
+    let block = allocator.take_in(TAG, MIB, stream);
+    host.destroy_stream(stream).unwrap();
+    let pools = allocator.private_pools();
+    let other = PoolScope::open(pools, PoolId::next_user(), ScopeFilter::this_thread()).unwrap();
+    let refused = sleeping(&allocator).pause(TAG, &PauseOptions::default());
+    assert_eq!(refused, Err(SleepError::NeedsSynchronization { pool: TAG }));
+    drop(other);
+    sleeping(&allocator).pause(TAG, &PauseOptions::default()).unwrap();
+    sleeping(&allocator).resume(TAG).unwrap();
+    allocator.give(block);
+}
+
+#[test]
+fn numbers_of_other_pools_leave_out_what_sleeps() {
+    let host = Arc::new(Host::with_bytes(64 * MIB));
+    let allocator = built("", host);
+    create(&allocator, TagOptions::host("weights"));
+    let sleeps = [30 * MIB; 2].map(|bytes| allocator.take_in(TAG, bytes, HOME));
+    sleeping(&allocator).pause(TAG, &PauseOptions::default()).unwrap();
+    assert_eq!(allocator.stats().cached_bytes(), 0);
+    let other = allocator.take(30 * MIB);
+    let Err(SleepError::OutOfMemory(report)) = sleeping(&allocator).resume(TAG) else {
+        panic!("34 of 60 MiB are free")
+    };
+    // The first piece was created, and released before the report.
+    assert_eq!((report.missing_bytes, report.device_free_bytes), (26 * MIB, Some(34 * MIB)));
+    let Err(AllocError::OutOfMemory(report)) = allocator.try_allocate(60 * MIB, HOME) else {
+        panic!("34 MiB are free")
+    };
+    assert_eq!((report.reserved_bytes, report.allocated_bytes), (30 * MIB, 30 * MIB));
+    allocator.give(other);
+    sleeps.into_iter().for_each(|block| allocator.give(block));
+}
+
+#[test]
+fn a_long_read_of_a_backup_needs_one_block() {
+    for tag in kinds_of_backup() {
+        let host = host();
+        let allocator = built("expandable_segments:True", host.clone());
+        create(&allocator, tag);
+        let blocks = [18 * MIB, 2 * MIB].map(|bytes| allocator.take_in(TAG, bytes, HOME));
+        blocks.iter().for_each(|b| write(&*host, b.address(), b.size_bytes(), 5, HOME));
+        sleeping(&allocator).pause(TAG, &PauseOptions::default()).unwrap();
+        let [address, second] = [blocks[0].address(), blocks[1].address()];
+        assert_eq!(second, address + 18 * MIB, "they are neighbours");
+        let mut bytes = vec![0; 18 << 20];
+        sleeping(&allocator).read_backup(address, &mut bytes).unwrap();
+        assert_eq!(bytes, pattern(address, 18 * MIB, 5));
+        let beyond = sleeping(&allocator).read_backup(address + 2 * MIB, &mut bytes);
+        assert_eq!(beyond, Err(SleepError::NoBackup { address: address + 2 * MIB }));
+        blocks.into_iter().for_each(|block| allocator.give(block));
+    }
+}

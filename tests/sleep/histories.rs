@@ -1,7 +1,6 @@
 //! Random histories of requests, frees, pauses and resumes, compared with a model of every block's bytes.
 
 use super::*;
-use stratalloc::allocator::SleepError;
 
 const STREAMS: [StreamId; 3] = [HOME, SIDE, FAR];
 const DEVICE_BYTES: u64 = 192 * MIB;

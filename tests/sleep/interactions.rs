@@ -1,7 +1,7 @@
 //! The defined answers of other operations while a tag sleeps.
 
 use super::*;
-use stratalloc::allocator::{Checkpoints, SleepError, WhileAsleep};
+use stratalloc::allocator::{Checkpoints, WhileAsleep};
 use stratalloc::strategies::native::Prediction;
 
 /// A tag with two live blocks, asleep.
@@ -349,6 +349,60 @@ fn captures_and_forbidden_waits_are_refused() {
     asleep.resume();
     drop(hold);
     asleep.end();
+}
+
+/// A graph of a pinned tag may read blocks that were freed.
+#[test]
+fn freed_blocks_of_a_pinned_tag_keep_their_contents() {
+    for conf in BOTH {
+        for tag in kinds_of_backup() {
+            let asleep = Asleep::awake(conf, tag);
+            let Asleep { host, allocator, .. } = &asleep;
+            let freed = allocator.take_in(TAG, 7 * MIB, HOME);
+            let late = allocator.take_in(TAG, 7 * MIB, HOME);
+            let addresses = [freed.address(), late.address()];
+            addresses.iter().for_each(|&address| write(&**host, address, 7 * MIB, 9, HOME));
+            drop(allocator.checkpoints().checkpoint(TAG).unwrap());
+            allocator.give(freed);
+            asleep.pause();
+            allocator.give(late);
+            asleep.resume();
+            for address in addresses {
+                assert!(holds(&**host, address, 7 * MIB, 9, HOME), "{address:#x}");
+            }
+            asleep.end();
+        }
+    }
+}
+
+/// Freeing a block whose contents were dropped needs no events, and a capture does not defer it.
+#[test]
+fn frees_of_dropped_blocks_are_bookkeeping() {
+    for conf in BOTH {
+        let asleep = Asleep::awake(conf, TagOptions::dropped("cache"));
+        asleep.allocator.record(&asleep.blocks[0], SIDE);
+        asleep.pause();
+        let Asleep { host, allocator, blocks: [first, second] } = asleep;
+        let calls = host.total_calls();
+        allocator.give(first);
+        assert_eq!(host.total_calls(), calls, "no driver call, no event");
+        assert_eq!(info(&allocator).live_bytes, 15 * MIB);
+        allocator.give(second);
+    }
+}
+
+#[test]
+fn the_history_records_addresses_that_are_released_during_sleep() {
+    for conf in BOTH {
+        let Asleep { allocator, blocks, .. } = Asleep::new(conf);
+        let history = allocator.recording().history();
+        history.start(&RecordOptions::at_most(1000));
+        blocks.into_iter().for_each(|block| allocator.give(block));
+        sleeping(&allocator).resume(TAG).unwrap();
+        let entries = allocator.recording().snapshot().entries;
+        let unmaps = entries.iter().filter(|entry| entry.event.action == Action::SegmentUnmap);
+        assert_eq!(unmaps.map(|entry| entry.event.size_bytes).sum::<u64>(), 20 * MIB);
+    }
 }
 
 #[test]

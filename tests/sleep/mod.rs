@@ -2,15 +2,19 @@
 //!
 //! Most tests run on the host device, so that contents can be compared. `interactions` has the defined
 //! answers of other operations while a tag sleeps. `histories` compares random histories with a model,
-//! `faults` fails each driver call, `threads` runs several threads.
+//! `faults` fails each driver call, `threads` runs several threads, `orders` puts steps of threads into one
+//! order.
 
 mod basics;
 mod faults;
 mod histories;
 mod interactions;
+mod orders;
 mod threads;
 
-use stratalloc::allocator::{Backup, PauseOptions, Sleeping, TagInfo, TagOptions, TagState};
+use stratalloc::allocator::{
+    Backup, PauseOptions, SleepError, Sleeping, TagInfo, TagOptions, TagState,
+};
 
 use crate::common::prelude::*;
 
