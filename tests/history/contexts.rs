@@ -193,7 +193,14 @@ fn annotations_say_where_something_begins_and_ends() {
 #[cfg(feature = "stacks")]
 #[inline(never)]
 fn take_a_thousand(allocator: &Switchable) -> Vec<Allocation> {
-    (0..1000).map(|_| allocator.take(512)).collect()
+    (0..1000).map(|_| take_one(allocator)).collect()
+}
+
+/// Not inlined, as above.
+#[cfg(feature = "stacks")]
+#[inline(never)]
+fn take_one(allocator: &Switchable) -> Allocation {
+    allocator.take(512)
 }
 
 #[cfg(feature = "stacks")]
