@@ -19,7 +19,7 @@ pub enum SwitchError {
         /// The error and its place in the string.
         error: ConfigError,
     },
-    /// The current allocator cannot apply a further string.
+    /// A later configuration string needed no switch, but applying it to the current allocator failed.
     #[error(transparent)]
     Apply(DriverError),
     /// The new allocator could not be built.

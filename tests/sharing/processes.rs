@@ -218,7 +218,7 @@ fn silent_and_flooding_clients_stop_no_other() {
         socket
     };
     // 20 silent clients are more than are served at once, so the import waits for their timeout of two
-    // seconds. Other clients send random bytes or too many bytes.
+    // seconds. Other clients send nothing, a byte, too many bytes, or the right secret before invalid bytes.
     let silent: Vec<_> = (0..20).map(|_| open()).collect();
     let mut secret_then_noise = b"stratrq1".to_vec();
     secret_then_noise.extend(&bytes[40..56]);

@@ -22,8 +22,9 @@ struct Story {
     blocks: Vec<Block>,
     rng: Rng,
     next_seed: u64,
-    /// Whether the limit is below the device, so that a resume may fail.
+    /// The number of resumes that were tried.
     resumes: u64,
+    /// The number of those that failed because memory was missing.
     failed_resumes: u64,
 }
 
@@ -213,7 +214,7 @@ impl Story {
         Ok(())
     }
 
-    /// Later segments are of the other kind.
+    /// Chooses at random whether later segments are fixed or expandable.
     fn switch_segments(&mut self) -> Checked {
         let conf = config(BOTH[self.rng.below(2)]);
         let limit = self.allocator.caching().limit_bytes();

@@ -163,7 +163,7 @@ fn pinned_memory_stays_while_copies_may_run() {
     }
 }
 
-/// A request of a `Tag` by name may create the tag at the same time as others.
+/// Several threads may ask for a tag with the same new name at once. It is created once, and all get it.
 #[test]
 fn threads_that_ask_for_one_name_get_one_tag() {
     let handle = stratalloc::build("backend:native", host()).unwrap();

@@ -168,7 +168,7 @@ pub(crate) fn watch(
 pub(super) type Opened = (Strategy, Arc<Sim>, Vec<(u32, Allocation)>);
 
 /// Opens an allocator on its own device. The allocator starts with the recorded layout if `capacity` is
-/// [`Capacity::Limited`] and the layout is known and fits.
+/// [`Capacity::Limited`], the layout is known and fits, and the strategy is built on the native engine.
 pub(super) fn open_with_start(
     recording: &Recording,
     config: &Config,
