@@ -78,8 +78,8 @@ impl Engine {
         Ok(Resumed { mapped_bytes, copied_bytes })
     }
 
-    /// Drops the contents of blocks that were freed during the copies of a resume that failed. They may
-    /// lose their pages now.
+    /// Drops the saved contents of blocks that are no longer live, because their pages may be released from
+    /// now on. The contents of freed blocks of a pinned tag stay.
     fn forget_freed(&self, growth: &mut Growth, pool: PoolId) {
         if growth.pools.is_pinned(pool) {
             return;
