@@ -82,7 +82,7 @@ fn a_recording_of_several_streams_reserves_what_it_reserved() {
             return;
         }
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join(format!("tests/traces/{name}.pickle.xz"));
+            .join(format!("traces/{name}.pickle.xz"));
         let trace = stratalloc_tools::replay::reader::read(&path, &Default::default()).unwrap();
         let mut workload = stratalloc_tools::replay::Workload::of(&trace, 150_109_880_320);
         let named = workload.streams();

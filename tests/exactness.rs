@@ -14,7 +14,7 @@ use crate::common::stacks::LEVELS;
 const H200_BYTES: u64 = 150_109_880_320;
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("traces")
 }
 
 fn read(name: &str) -> Trace {

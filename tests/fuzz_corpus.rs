@@ -17,7 +17,7 @@ const FILES_MAX: usize = 200;
 const ALL_MAX_BYTES: u64 = 300 * 1024;
 
 fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz_corpus")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz_corpus")
 }
 
 fn inputs(target: &str) -> Vec<PathBuf> {

@@ -82,8 +82,8 @@ fn a_block_recorded_on_a_stream_that_is_gone_can_be_freed() {
 /// Replays a shipped recording in real memory. Work finishes when the recording completes it, or at once
 /// if `held_back` is false.
 fn replayed(name: &str, held_back: bool) -> stratalloc_tools::replay::Run {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join(format!("tests/traces/{name}.pickle.xz"));
+    let path =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("traces/{name}.pickle.xz"));
     let trace =
         stratalloc_tools::replay::reader::read(&path, &Default::default()).expect("it ships");
     let workload = stratalloc_tools::replay::Workload::of(&trace, 150_109_880_320);

@@ -20,7 +20,7 @@ fn row(key: &Key) -> String {
 
 #[test]
 fn the_reference_of_keys_is_up_to_date() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/configuration.md");
     let old = fs::read_to_string(&path).unwrap();
     let (before, rest) = old.split_once(BEGIN).expect("the reference has a beginning");
     let (_, after) = rest.split_once(END).expect("the reference has an end");

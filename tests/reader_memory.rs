@@ -51,7 +51,7 @@ fn unpacked(path: &Path) -> Vec<u8> {
 
 #[test]
 fn recordings_take_less_than_six_times_their_decoded_bytes() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces");
     let mut seen = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -75,7 +75,7 @@ fn a_compiled_library_conforms() {
     }
     let name = format!("conforming-{}.so", std::process::id());
     let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conformance/caching.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("conformance/caching.c");
     let compiled = Command::new("cc")
         .args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"])
         .arg(source)

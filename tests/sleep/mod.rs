@@ -55,7 +55,12 @@ fn write(device: &dyn Driver, address: u64, bytes: u64, seed: u64, stream: Strea
 
 fn pattern(address: u64, bytes: u64, seed: u64) -> Vec<u8> {
     let first = (address / 512).wrapping_mul(0x9E37_79B9).wrapping_add(seed.wrapping_mul(77));
-    (0..bytes).map(|at| (first.wrapping_add(at * 7) >> 3).to_le_bytes()[0]).collect()
+    let period: Vec<u8> =
+        (0..2048).map(|at| (first.wrapping_add(at * 7) >> 3).to_le_bytes()[0]).collect();
+    let bytes = usize::try_from(bytes).expect("it is small");
+    let mut repeated = period.repeat(bytes.div_ceil(period.len()));
+    repeated.truncate(bytes);
+    repeated
 }
 
 fn holds(device: &dyn Driver, address: u64, bytes: u64, seed: u64, stream: StreamId) -> bool {

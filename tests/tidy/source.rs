@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 /// A source file.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// The path relative to the package's root, with `/` between folders.
+    /// The path relative to the repository, with `/` between folders.
     pub(crate) path: String,
     pub(crate) text: String,
 }
 
-/// Returns the package's folder.
+/// Returns the repository's folder.
 pub(crate) fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// Returns every Rust file of the package.
+/// Returns every Rust file of the repository.
 pub(crate) fn rust_files() -> Vec<Source> {
     let mut files = Vec::new();
     for folder in
