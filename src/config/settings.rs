@@ -108,8 +108,9 @@ impl Settings {
         self
     }
 
-    /// Returns the value of a user-defined key, if it is set. The value has passed the check of the
-    /// key: for example, the value of a key declared as a number parses as a number.
+    /// Returns the value of a user-defined key, if it is set. A value from a configuration string
+    /// has passed the check of the key: for example, the value of a key declared as a number parses as a
+    /// number. A value that code put into `extra` is not checked.
     #[must_use]
     pub fn user_value(&self, key: &str) -> Option<&str> {
         self.extra.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())

@@ -120,13 +120,14 @@ impl Bin {
         }
     }
 
-    /// Returns the first block whose size and key are at least `key`.
-    pub(super) fn lower_bound(self, blocks: &[Block], key: u128) -> Option<Slot> {
+    /// Returns the first block at or after `from` in the order of (size, key). `from` is such a pair as
+    /// one number, see [`key_of`].
+    pub(super) fn lower_bound(self, blocks: &[Block], from: u128) -> Option<Slot> {
         if !self.is_single() && self.list_len() == 0 {
-            return self.0.lower_bound(blocks, key);
+            return self.0.lower_bound(blocks, from);
         }
         let mut at = Some(self.0.first).filter(|first| !first.is_none());
-        while let Some(slot) = at.filter(|slot| key_of(block_at(blocks, *slot)) < key) {
+        while let Some(slot) = at.filter(|slot| key_of(block_at(blocks, *slot)) < from) {
             at = self.next_after(blocks, slot);
         }
         at

@@ -47,7 +47,8 @@ impl Row {
 }
 
 /// The entries of a history at one moment, oldest first. The value shares the memory of full chunks
-/// with the recorder until it is dropped. Only the last chunk of each shard is copied.
+/// with the recorder until it is dropped. The last chunk of each shard is copied, and chunks of a shard
+/// whose times overlap.
 #[derive(Clone, Debug, Default)]
 pub struct Entries {
     rows: Vec<Row>,

@@ -31,7 +31,7 @@ use crate::sync::{Read, Swap};
 
 const FRACTION: &str = "per_process_memory_fraction";
 
-/// The most replaced allocators that may wait for their last blocks.
+/// The maximum number of replaced allocators that still have live blocks.
 pub(super) const RETIRED_MAX: usize = 4096;
 
 /// The state that all clones of a switchable allocator share.

@@ -143,9 +143,9 @@ impl MallocAsyncAllocator {
     }
 
     /// Waits for the streams on which blocks were freed: memory cannot be released while work that
-    /// precedes its free is pending. Synchronizing the device would break captures without a scope, so
-    /// this is done only if a stream no longer exists or is a per-thread default stream. Captured
-    /// streams are skipped.
+    /// precedes its free is pending. Captured streams are skipped. Instead of a stream that no longer
+    /// exists, or a per-thread default stream, the device is synchronized. That would break a capture,
+    /// so it is skipped while a scope is open (see `expects_captures` in `src/driver/mod.rs`).
     pub(super) fn wait_for_freed(&self) -> Result<(), DriverError> {
         let mut streams = self.blocks.lock().freed_on.clone();
         streams.extend(self.joins.lock().stream);

@@ -221,8 +221,8 @@ impl Engine {
     }
 
     /// Handles the end of a capture. With reuse on, finishes the deferred blocks of the capture's pool;
-    /// otherwise the next request finishes them. Blocks that only the calling thread can finish are
-    /// finished now in any case, because this thread may not call again.
+    /// otherwise the next request finishes them. With reuse on or off, blocks that only the calling
+    /// thread can finish are finished now, because this thread may not call again.
     pub(super) fn end_capture(&self, pool: PoolId) -> Result<(), DriverError> {
         let state = &mut *self.captures.state.lock();
         let all_over = !self.scopes.any_capture();

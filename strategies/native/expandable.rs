@@ -320,8 +320,8 @@ impl Engine {
         Ok(run.size_bytes)
     }
 
-    /// Gives the addresses of a reservation that was removed from its heap back to the driver, together
-    /// with the other leftovers.
+    /// Forgets a reservation that was removed from its heap, and adds its addresses to the leftovers. The
+    /// caller then calls [`Leftovers::offer`], which releases them.
     pub(super) fn forget_reservation(&self, growth: &mut Growth, removed: Option<Reservation>) {
         if let Some(reservation) = removed {
             growth.numbers.remove(&reservation.address);

@@ -14,7 +14,7 @@ use crate::history::{
 use crate::ids::PoolId;
 use crate::size::{REQUEST_MAX_BYTES, align_up};
 
-/// How often a snapshot is retried while other threads have frees that are not recorded yet.
+/// How many times at most a snapshot is retried while other threads have frees that are not recorded yet.
 const LATE_MAX: u32 = 10_000;
 
 /// The first step that the next allocation of a request would take.

@@ -164,7 +164,7 @@ impl Pools {
         if self.is_awake(pool) { Ok(()) } else { Err(PoolError::Asleep { pool }) }
     }
 
-    /// Returns true unless the pool is a tag whose pages are unmapped.
+    /// Returns true unless the pool is a tag whose pages are in the list for its next resume.
     pub(super) fn is_mapped(&self, pool: PoolId) -> bool {
         self.tag(pool).is_none_or(|sleep| sleep.is_mapped)
     }

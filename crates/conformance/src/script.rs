@@ -155,8 +155,8 @@ impl<O: Arbitrary> Script<O> {
         Self { ops }
     }
 
-    /// Returns scripts that are slightly simpler: with operations removed, or with one of them
-    /// simplified.
+    /// Returns simpler scripts, the shortest first: without a run of operations (all, half of them, and
+    /// so on down to a single one), then with one operation simplified.
     pub(super) fn simpler(&self) -> impl Iterator<Item = Self> + '_ {
         let length = self.ops.len();
         let widths = std::iter::successors(Some(length), |width| Some(width / 2));

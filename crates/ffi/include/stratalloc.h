@@ -33,8 +33,9 @@
 // The caller has waited for all work that uses the tag, so the pause waits for nothing.
 #define STRATALLOC_PAUSE_SYNCHRONIZED 4
 
-// The result of a call. If it is not `OK`, nothing has changed, with one exception: if the driver or
-// the library fails in a call with several steps, completed steps stay in effect.
+// The result of a call. If it is not `OK`, nothing has changed, with two exceptions. A request that
+// fails with `OUT_OF_MEMORY` may have released cached memory and called callbacks before. If the driver
+// or the library fails in a call with several steps, completed steps stay in effect.
 // `stratalloc_last_error` returns the message of the calling thread's last failure.
 typedef enum {
   // Success.

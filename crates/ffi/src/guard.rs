@@ -15,8 +15,9 @@ use stratalloc::registry::BuildError;
 use stratalloc::sharing::SharingError;
 use stratalloc::switch::SwitchError;
 
-/// The result of a call. If it is not `OK`, nothing has changed, with one exception: if the driver or
-/// the library fails in a call with several steps, completed steps stay in effect.
+/// The result of a call. If it is not `OK`, nothing has changed, with two exceptions. A request that
+/// fails with `OUT_OF_MEMORY` may have released cached memory and called callbacks before. If the driver
+/// or the library fails in a call with several steps, completed steps stay in effect.
 /// `stratalloc_last_error` returns the message of the calling thread's last failure.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
