@@ -8,6 +8,7 @@ from ._advice import advise, sweep
 from ._allocator import Allocator, device_count
 from ._errors import Error, LibraryError, OutOfMemoryError
 from ._library import __version__, last_error
+from ._sleep import pause, resume, tag, tags
 from ._tags import Tag
 from ._torch import (
     allocator,
@@ -40,9 +41,13 @@ __all__ = [
     "memory_stats",
     "memory_summary",
     "metrics",
+    "pause",
     "record_memory_history",
+    "resume",
     "set_conf",
     "snapshot",
     "sweep",
     "switch",
+    "tag",
+    "tags",
 ]

@@ -67,6 +67,16 @@ class Tag:
         self._allocator._call("tag_resume", self._pool, ctypes.byref(resumed))
         return _values(resumed)
 
+    @property
+    def options(self):
+        """The options ``backup``, ``keep`` and ``requests`` of the tag, as a dictionary."""
+        options = self.info()["options"]
+        return {
+            "backup": "host" if options & _BACKUP else None,
+            "keep": bool(options & _KEEP),
+            "requests": "wait" if options & _WAIT else "fail",
+        }
+
     def info(self):
         """Returns the state of the tag and its numbers of bytes as a dictionary."""
         info = TagInfo()
@@ -108,12 +118,16 @@ def _has_backup(backup):
     return backup == "host"
 
 
-def create(allocator, name, backup, keep, requests):
-    """Creates a tag: see :meth:`Allocator.tag`."""
+def options_of(backup="host", keep=False, requests="fail"):
+    """Returns the options of a tag as a number."""
     if requests not in ("fail", "wait"):
         raise ValueError(f'requests is {requests!r}: expected "fail" or "wait"')
     options = (_BACKUP if _has_backup(backup) else 0) | (_KEEP if keep else 0)
-    options |= _WAIT if requests == "wait" else 0
-    pool = Pool()
+    return options | (_WAIT if requests == "wait" else 0)
+
+
+def create(allocator, name, *options):
+    """Creates a tag: see :meth:`Allocator.tag`."""
+    options, pool = options_of(*options), Pool()
     allocator._call("tag_create", encoded(name, "name"), options, ctypes.byref(pool))
     return Tag(allocator, pool, name)
