@@ -6,6 +6,7 @@ LIBRARY is libstratalloc.so. FOLDER has the wheel of torch_memory_saver and `exa
 repository. Needs PyTorch, 16 GiB of device memory and as much host memory; `transformers` for the second part. Takes
 at most eight minutes. The parts, each in its own process and for fixed and expandable segments:
 
+    guide     the programs of docs/sleep.md
     graph     graphs over tagged weights are replayed after ten pauses and resumes; the results are bit-equal
     turns     a Llama trains and another generates in turns; losses and tokens are those without sleep, and the peak
               of both together is at most 1.03 of the larger of the two alone
@@ -123,6 +124,19 @@ def graph(conf, kind):
     return {"ok": ok, "text": text + f"pause {pause:.1f} ms, resume {resume:.1f} ms"}
 
 
+def guide(conf):
+    """Runs the programs of the guide."""
+    stratalloc, torch = under(conf)
+    text = (ROOT / "docs" / "sleep.md").read_text()
+    programs = re.findall("^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[:3]
+    for program in programs:
+        exec(program, {})
+        for name in stratalloc.tags():
+            stratalloc.resume(name)
+            stratalloc.tag(name).close()
+    return {"ok": len(programs) == 3, "text": f"{len(programs)} programs ran"}
+
+
 def turns(conf, who):
     """Trains and generates in turns. `who` is "both" or "awake" (both, and nothing sleeps), or one of the two alone.
     Returns losses, tokens and the peak of reserved bytes."""
@@ -144,15 +158,21 @@ def turns(conf, who):
     state = stratalloc.tag("trainer.state", backup="host", keep=True)
     rollout = stratalloc.tag("rollout.weights", backup=None)
     cache = stratalloc.tag("rollout.cache", backup=None)
+
+    def model(tag, dtype):
+        torch.set_default_dtype(dtype)
+        with tag, torch.device("cuda"):
+            made = LlamaForCausalLM(config)
+        torch.set_default_dtype(torch.float32)
+        return made
+
     if trains:
-        with weights:
-            trainer = LlamaForCausalLM(config).to("cuda")
+        trainer = model(weights, torch.float32)
         optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-4, foreach=True)
     if sleeps:
         weights.pause()
     if generates:
-        with rollout:
-            generator = LlamaForCausalLM(config).to("cuda", torch.bfloat16).requires_grad_(False)
+        generator = model(rollout, torch.bfloat16).requires_grad_(False)
         generator.generation_config.eos_token_id = None
     if sleeps:
         rollout.pause()
@@ -166,7 +186,7 @@ def turns(conf, who):
                 getattr(tag, name)()
             seconds[name] += time.perf_counter() - begun
 
-    for turn in range(3):
+    for turn in range(3 if trains and generates else 1):
         if trains:
             torch.manual_seed(turn)
             for _ in range(4):
@@ -300,6 +320,12 @@ def run_graph(rows, folder):
             rows.append((f"graph {kind}, {conf}", facts["ok"], facts["text"]))
 
 
+def run_guide(rows, folder):
+    for conf in CONFIGURATIONS:
+        facts = started(["guide", conf])
+        rows.append((f"guide, {conf}", facts["ok"], facts["text"]))
+
+
 def run_turns(rows, folder):
     if not has("transformers"):
         rows.append(("turns", None, "skipped: no transformers"))
@@ -348,7 +374,7 @@ def run_examples(rows, folder):
             rows.append((f"{name}, {mode}", ok, "; ".join(texts)))
 
 
-RUN = {"graph": run_graph, "turns": run_turns, "examples": run_examples}
+RUN = {"guide": run_guide, "graph": run_graph, "turns": run_turns, "examples": run_examples}
 
 
 def main(library, *words):
@@ -366,7 +392,7 @@ def main(library, *words):
 
 if __name__ == "__main__":
     if sys.argv[1] == "--one":
-        facts = {"graph": graph, "turns": turns, "example": example}[sys.argv[2]](*sys.argv[3:])
+        facts = {"guide": guide, "graph": graph, "turns": turns, "example": example}[sys.argv[2]](*sys.argv[3:])
         with open(os.environ["FACTS"], "w") as file:
             json.dump(facts, file)
     else:

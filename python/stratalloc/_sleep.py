@@ -18,6 +18,8 @@ class TorchTag(_tags.Tag):
     """A :class:`Tag` of PyTorch's allocator on one device. Made by :func:`tag`."""
 
     def __init__(self, device, name, options):
+        if not isinstance(_torch._installed, _torch.CUDAAllocator):
+            raise LibraryError("tags need the compiled class, and install() used a CUDAPluggableAllocator")
         torch = sys.modules["torch"]
         # A pool of PyTorch's, because PyTorch assigns the ids of its pools itself.
         with torch.cuda.device(device):

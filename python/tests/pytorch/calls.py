@@ -5,8 +5,10 @@ usage: calls.py [CONFIGURATION]    (STRATALLOC_LIBRARY and, if need be, STRATALL
 set)
 """
 
+import ctypes
 import importlib.util
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -22,6 +24,9 @@ NOT_BY_THE_DRIVERS_POOLS = {
     "frames_of_segments",
     "rejections",
     "bytes_of_pools",
+    "tags",
+    "tags_of_torch_memory_saver",
+    "programs_of_the_guide",
 }
 NOT_BY_PAGES = {"a_pools_options", "frames_of_segments"}
 # The first version of PyTorch that has the call.
@@ -318,6 +323,79 @@ def settings_of_a_snapshot():
     del x, y
 
 
+def write(tensor, byte):
+    ctypes.memset(tensor.data_ptr(), byte, tensor.nbytes)
+
+
+def read(tensor):
+    """Returns the bytes of a tensor: all memory is host memory."""
+    return set(ctypes.string_at(tensor.data_ptr(), tensor.nbytes))
+
+
+def tags():
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool, other = torch.cuda.MemPool(), torch.cuda.Stream()
+
+    def in_a_thread():
+        with stratalloc.tag("weights"):
+            return empty(1000)
+
+    with stratalloc.tag("weights") as weights:
+        a = empty(1 << 20)
+        with torch.cuda.use_mem_pool(pool):
+            b = empty(1 << 20)
+            with stratalloc.tag("cache", backup=None):
+                c = empty(1 << 20)
+        with torch.cuda.stream(other):
+            d = empty(1 << 20)
+        d.record_stream(torch.cuda.current_stream())
+    with ThreadPoolExecutor() as threads:
+        e = threads.submit(in_a_thread).result()
+    assert len({pool.id, weights.pool, stratalloc.tag("cache").pool}) == 3
+    addresses = [x.data_ptr() for x in (a, b, c, d, e)]
+    for byte, x in enumerate((a, b, c, d, e), 1):
+        write(x, byte)
+    paused = stratalloc.pause()
+    assert paused["weights"]["copied_bytes"] == 2 * (4 << 20) + 4096, paused
+    assert paused["cache"]["dropped_bytes"] == 4 << 20 and read(b) == {2}
+    assert {tag["state"] for tag in stratalloc.tags().values()} == {"asleep"}
+    stratalloc.resume()
+    assert [x.data_ptr() for x in (a, b, c, d, e)] == addresses
+    assert (read(a), read(b), read(d), read(e)) == ({1}, {2}, {4}, {5}) and read(c) != {3}
+    del a, d, e
+    weights.close()
+    assert list(stratalloc.tags()) == ["cache"]
+    del b, c, pool
+
+
+def tags_of_torch_memory_saver():
+    from stratalloc import memory_saver
+
+    saver = memory_saver.MemorySaver()
+    with saver.region("weights", True):
+        a = empty(12, 5)
+    with saver.region("weights", False):
+        b = empty(1000)
+    write(a, 1)
+    saver.pause(None)
+    saved = saver.get_cpu_backup(a)
+    assert saved.shape == a.shape and saved.dtype == a.dtype and read(saved) == {1}
+    assert saver.get_cpu_backup(b) is None
+    saver.resume("weights")
+    assert read(a) == {1} and saver.get_cpu_backup(a) is None
+
+
+def programs_of_the_guide():
+    """Runs the programs of docs/sleep.md, with tensors of the CPU."""
+    text = (pathlib.Path(__file__).parents[3] / "docs" / "sleep.md").read_text()
+    programs = re.findall("^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    *programs, with_torch_memory_saver = programs
+    assert len(programs) == 3 and "memory_saver" in with_torch_memory_saver
+    for program in programs:
+        exec(program.replace('"cuda"', '"cpu"'), {})
+
+
 def another_process():
     import torch.multiprocessing
     from multiprocessing.reduction import ForkingPickler
@@ -386,6 +464,9 @@ CALLS = [
     settings_of_a_snapshot,
     rejections,
     bytes_of_pools,
+    tags,
+    tags_of_torch_memory_saver,
+    programs_of_the_guide,
     another_process,
     without_the_cache,
     a_profile,
@@ -423,8 +504,8 @@ if __name__ == "__main__":
         stratalloc.install(conf=sys.argv[3] or None)
         import torch
 
-        def empty(count):
-            return torch.empty(count, device="cuda")
+        def empty(*shape):
+            return torch.empty(shape, device="cuda")
 
         globals()[sys.argv[2]]()
     else:
