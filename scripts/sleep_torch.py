@@ -2,19 +2,20 @@
 
     python scripts/sleep_torch.py LIBRARY [FOLDER] [PART..]
 
-LIBRARY is libstratalloc.so. FOLDER has the wheel of torch_memory_saver and `examples`, the folder of that name in its
-repository. Needs PyTorch, 16 GiB of device memory and as much host memory; `transformers` for the second part. Takes
-at most eight minutes. The parts, each in its own process and for fixed and expandable segments:
+LIBRARY is libstratalloc.so. FOLDER has the wheel of torch_memory_saver and `examples`, the folder of that name
+in its repository. Needs PyTorch, 16 GiB of device memory and as much host memory; `transformers` for the
+turns. Takes at most eight minutes. The parts, each in its own processes:
 
     guide     the programs of docs/sleep.md
     graph     graphs over tagged weights are replayed after ten pauses and resumes; the results are bit-equal
-    turns     a Llama trains and another generates in turns; losses and tokens are those without sleep, and the peak
-              of both together is at most 1.03 of the larger of the two alone
+    turns     a Llama trains and another generates in turns; losses and tokens are those without sleep, and the
+              peak of both together is at most 1.03 of the larger of the two alone
     examples  torch_memory_saver's own examples, over this library and over its own
 
 Prints a table last. The exit code is 0 if everything that ran holds.
 """
 
+import contextlib
 import glob
 import json
 import os
@@ -95,9 +96,10 @@ def graph(conf, kind):
             model(x)
         torch.cuda.current_stream().wait_stream(side)
         captured = torch.cuda.CUDAGraph()
-        # In the tag's own pool, the graph's blocks sleep too.
+        # In the tag, the graph's own memory sleeps too.
         with torch.cuda.graph(captured, pool=tag.pool if kind == "own pool" else None):
-            out = model(x)
+            with tag if kind == "inside" else contextlib.nullcontext():
+                out = model(x)
 
         def replay():
             captured.replay()
@@ -118,7 +120,8 @@ def graph(conf, kind):
         if not torch.equal(first, replay()):
             return {"ok": False, "text": "a replay differs"}
     info = stratalloc.tags()["weights"]
-    ok = info["pauses"] == info["resumes"] == ROUNDS and paused["unmapped_bytes"] > 0 and bool(first.isfinite().all())
+    ok = info["pauses"] == info["resumes"] == ROUNDS and paused["unmapped_bytes"] > 0
+    ok = ok and bool(first.isfinite().all())
     pause, resume = (min(each) * 1e3 for each in zip(*seconds))
     text = f"{ROUNDS} replays bit-equal; {paused['unmapped_bytes'] >> 20} MiB, {freed >> 20} freed; "
     return {"ok": ok, "text": text + f"pause {pause:.1f} ms, resume {resume:.1f} ms"}
@@ -137,14 +140,14 @@ def guide(conf):
     return {"ok": len(programs) == 3, "text": f"{len(programs)} programs ran"}
 
 
-def turns(conf, who):
-    """Trains and generates in turns. `who` is "both" or "awake" (both, and nothing sleeps), or one of the two alone.
-    Returns losses, tokens and the peak of reserved bytes."""
+def turns(conf, roles):
+    """Trains and generates in turns. `roles` is "both" or "awake" (both, and nothing sleeps), or one of the two
+    alone. Returns losses, tokens and the peak of reserved bytes."""
     stratalloc, torch = under(conf)
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.use_deterministic_algorithms(True, warn_only=True)
-    trains, generates, sleeps = who != "rollout", who != "trainer", who == "both"
+    trains, generates, sleeps = roles != "rollout", roles != "trainer", roles == "both"
     config = LlamaConfig(
         vocab_size=32000,
         hidden_size=2048,
@@ -312,7 +315,7 @@ def has(package):
 
 def run_graph(rows, folder):
     for conf in CONFIGURATIONS:
-        for kind in ("captured", "own pool", "compiled"):
+        for kind in ("captured", "own pool", "inside", "compiled"):
             if kind == "compiled" and not has("triton"):
                 rows.append((f"graph {kind}, {conf}", None, "skipped: no triton"))
                 continue
@@ -331,8 +334,8 @@ def run_turns(rows, folder):
         rows.append(("turns", None, "skipped: no transformers"))
         return
     for conf in CONFIGURATIONS:
-        facts = {who: started(["turns", conf, who]) for who in ("awake", "both", "trainer", "rollout")}
-        failed = [who for who, each in facts.items() if not each["ok"]]
+        facts = {roles: started(["turns", conf, roles]) for roles in ("awake", "both", "trainer", "rollout")}
+        failed = [roles for roles, each in facts.items() if not each["ok"]]
         if failed:
             rows.append((f"turns, {conf}", False, f"{failed[0]}: {facts[failed[0]]['text']}"))
             continue
@@ -341,8 +344,9 @@ def run_turns(rows, folder):
         losses, tokens = ("same" if each else "OTHER" for each in same)
         larger = max(facts["trainer"]["peak"], facts["rollout"]["peak"])
         ratio = both["peak"] / larger
-        text = f"losses {losses}, tokens {tokens}; peak {both['peak'] >> 20} MiB, {ratio:.3f} of {larger >> 20} MiB"
-        text += f" (awake {awake['peak'] >> 20} MiB); " + ", ".join(f"{k} {v:.2f} s" for k, v in both["seconds"].items())
+        text = f"losses {losses}, tokens {tokens}; peak {both['peak'] >> 20} MiB, {ratio:.3f} of {larger >> 20}"
+        text += f" (awake {awake['peak'] >> 20}); "
+        text += ", ".join(f"{name} {seconds:.2f} s" for name, seconds in both["seconds"].items())
         rows.append((f"turns, {conf}", all(same) and ratio <= MOST_PEAK, text))
 
 
@@ -384,7 +388,7 @@ def main(library, *words):
     rows, begun = [], time.perf_counter()
     for part in parts:
         RUN[part](rows, folder)
-    print(f"\n{'what':28} holds  (pause + resume of examples; {time.perf_counter() - begun:.0f} s in all)")
+    print(f"\n{'what':28} holds  (examples: pauses + resumes; {time.perf_counter() - begun:.0f} s in all)")
     for what, ok, text in rows:
         print(f"{what:28} {'-' if ok is None else 'yes' if ok else 'NO':5}  {text}")
     return 1 if any(ok is False for _, ok, _ in rows) else 0

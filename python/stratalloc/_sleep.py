@@ -40,6 +40,11 @@ class TorchTag(_tags.Tag):
             synchronized = True
         return super().pause(backup, synchronized=synchronized)
 
+    @property
+    def is_open(self):
+        """Whether :meth:`close` has not been called."""
+        return self._mem_pool is not None
+
     def close(self):
         """Removes the tag. Its name can then be used again. Its tensors stay valid, but a tag that sleeps
         cannot be resumed any more."""
@@ -106,7 +111,8 @@ def _of(names, device):
     """Returns the tags of a device with these names, or all of them if there are no names."""
     device = _torch._ordinal(device)
     with _lock:
-        known = {name: tag for (own, name), tag in _made.items() if own == device}
+        # A copy, because the collection of a graph removes its tag.
+        known = {name: tag for (own, name), tag in _made.copy().items() if own == device}
     for name in names:
         if name not in known:
             exist = ", ".join(map(repr, known)) or "none"

@@ -99,7 +99,8 @@ class MemorySaver:
 
     def __init__(self):
         self._settings = self._binary_wrapper = _Settings()
-        # Tags by torch_memory_saver's tag. Those of one tag differ in the backup, the device or the graph.
+        # Tags of the library, each with torch_memory_saver's tag. Several of one tag differ in the backup, the
+        # device or the graph.
         self._tags = {}
         self._graphs = itertools.count()
         self._lock = threading.Lock()
@@ -137,7 +138,7 @@ class MemorySaver:
         graph = f" of graphs in {pool}" if pool is not None else f" of graph {next(self._graphs)}"
         own = self._tag(tag, enable_cpu_backup, backend, graph)
         if pool is None:
-            weakref.finalize(cuda_graph, self._close, tag, own)
+            weakref.finalize(cuda_graph, own.close)
         capture = sys.modules["torch"].cuda.graph(
             cuda_graph, pool=own.pool, stream=stream, capture_error_mode=capture_error_mode
         )
@@ -162,6 +163,8 @@ class MemorySaver:
                 each.resume()
 
     def get_cpu_backup(self, x, zero_copy=False):
+        if not x.is_contiguous():
+            raise ValueError("a backup can only be read for a contiguous tensor")
         device, address, size = x.device.index, x.data_ptr(), x.nbytes
         torch, kept = sys.modules["torch"], self._kept.get((device, address))
         if kept is not None and kept.nbytes < size:
@@ -180,21 +183,15 @@ class MemorySaver:
         name = f"{tag}{graph}, {backend if backup else 'dropped'}"
         made = _sleep.tag(name, backup="host" if backup else None, keep=backup and backend == "pinned")
         with self._lock:
-            known = self._tags.setdefault(tag, [])
-            if made not in known:
-                known.append(made)
+            self._tags[made] = tag
         return made
 
-    def _close(self, tag, own):
-        """Removes the tag of a graph that is gone."""
-        with self._lock:
-            self._tags[tag].remove(own)
-        own.close()
-
     def _of(self, tag):
+        """Returns the tags of the library for one of torch_memory_saver's, or all."""
         with self._lock:
-            tags = [self._tags.get(tag, [])] if tag else list(self._tags.values())
-            return [each for of in tags for each in of]
+            # Those of graphs that are gone are closed.
+            self._tags = {each: of for each, of in self._tags.items() if each.is_open}
+            return [each for each, of in self._tags.items() if not tag or tag == of]
 
     def _keep(self, tag):
         """Reads the backup of a tag, if backups are retained. Otherwise drops what was read of it before."""

@@ -1,7 +1,7 @@
 """Sleep mode of vLLM over the library, written for vLLM 0.33.0.
 
-vLLM allocates weights and caches through one allocator object, and sleeps through a backend that it selects by
-name. With ``VLLM_PLUGINS=stratalloc`` in the environment, ``register``, which vLLM calls in each of its
+vLLM allocates weights and caches through one allocator object, and sleeps through a backend that it selects
+by name. With ``VLLM_PLUGINS=stratalloc`` in the environment, ``register``, which vLLM calls in each of its
 processes, provides both; ``sleep_mode_backend="stratalloc"`` selects the backend. Without the variable,
 only the name is registered.
 """

@@ -53,6 +53,7 @@ class Tensor:
         self.address, self.nbytes, self.shape, self.dtype = address, size, (size,), "uint8"
         self.device, self.held = Device(index), held
     def data_ptr(self): return self.address
+    def is_contiguous(self): return True
     def bytes(self): return ctypes.string_at(self.address, self.nbytes)
     def __getitem__(self, part): return Tensor(self.address, part.stop, self.device.index, self)
     def view(self, _): return self
@@ -183,7 +184,7 @@ assert stratalloc.pause("weights")["weights"]["copied_bytes"] == 0
 with weights: assert ours.alloc(MIB, 0, None) is None and "asleep" in stratalloc.last_error()
 assert stratalloc.resume("cache") and states() == {"weights": "asleep", "cache": "awake"}
 stratalloc.resume()
-assert [tensor.bytes() for tensor in (a, c, e)] == [bytes([n]) * tensor.nbytes for n, tensor in ((1, a), (3, c), (5, e))]
+assert all(tensor.bytes() == bytes([byte]) * tensor.nbytes for byte, tensor in ((1, a), (3, c), (5, e)))
 assert b.bytes() != bytes([2]) * MIB
 assert stratalloc.pause("cache", backup="host")["cache"]["copied_bytes"] == MIB
 assert stratalloc.pause("weights", backup=None)["weights"]["dropped_bytes"] == 4 * MIB
@@ -291,7 +292,8 @@ class MemorySaver(unittest.TestCase):
     def saver(self, code, **environment):
         # The real one needs NumPy.
         found = wheel("torch_memory_saver")
-        saver = f"sys.path.insert(0, {found!r})\ntorch.version = types.SimpleNamespace(hip=None)\n" if found else SAVER
+        real = f"sys.path.insert(0, {found!r})\ntorch.version = types.SimpleNamespace(hip=None)\n"
+        saver = real if found else SAVER
         use = "from torch_memory_saver import torch_memory_saver as saver\nfrom stratalloc import memory_saver\n"
         self.good(saver + use + code, **environment)
 
@@ -300,7 +302,8 @@ class MemorySaver(unittest.TestCase):
 memory_saver.enable(); memory_saver.enable()
 with saver.region("weights", enable_cpu_backup=True): a = filled(MIB, 1)
 with saver.region("weights"): b = filled(MIB, 2)
-with saver.region("cache"), saver.region("mapped", enable_cpu_backup=True, cpu_backup_backend="mmap"): c = filled(MIB, 3)
+with saver.region("cache"):
+    with saver.region("mapped", enable_cpu_backup=True, cpu_backup_backend="mmap"): c = filled(MIB, 3)
 assert list(states()) == ["weights, pinned", "weights, dropped", "cache, dropped", "mapped, mmap"]
 saver.pause("weights")
 assert list(states().values()) == ["asleep", "asleep", "awake", "awake"]
@@ -328,7 +331,8 @@ saver.retain_cpu_backup = True
 saver.resume()
 ctypes.memset(a.address, 9, MIB)
 again = read(a, zero_copy=True)
-assert again.address == first.address and again.bytes() == bytes([1]) * MIB == read(a).bytes() and read(b).bytes() == bytes([2]) * MIB
+assert again.address == first.address and again.bytes() == bytes([1]) * MIB == read(a).bytes()
+assert read(b).bytes() == bytes([2]) * MIB
 saver.pause()
 assert read(a, zero_copy=True).address == first.address and first.bytes() == bytes([9]) * MIB
 saver.retain_cpu_backup = False
