@@ -206,9 +206,11 @@ def turns(conf, roles):
         timed("resume", rollout)
         if generates:
             if trains:
+                # Buffers, too: the rotary frequencies were dropped with the weights.
                 with torch.no_grad():
-                    for to, of in zip(generator.parameters(), trainer.parameters()):
-                        to.copy_(of)
+                    for names in ("parameters", "buffers"):
+                        for to, of in zip(getattr(generator, names)(), getattr(trainer, names)(), strict=True):
+                            to.copy_(of)
             timed("pause", weights)
             timed("resume", cache)
             torch.manual_seed(turn)
@@ -342,6 +344,9 @@ def run_turns(rows, folder):
         both, awake = facts["both"], facts["awake"]
         same = [both[key] == awake[key] for key in ("losses", "tokens")]
         losses, tokens = ("same" if each else "OTHER" for each in same)
+        pairs = list(zip(sum(both["tokens"], []), sum(awake["tokens"], [])))
+        if not same[1]:
+            tokens += f" in {sum(a != b for a, b in pairs)} of {len(pairs)} rows"
         larger = max(facts["trainer"]["peak"], facts["rollout"]["peak"])
         ratio = both["peak"] / larger
         text = f"losses {losses}, tokens {tokens}; peak {both['peak'] >> 20} MiB, {ratio:.3f} of {larger >> 20}"
