@@ -73,7 +73,7 @@ def tag(name, backup=..., keep=..., requests=..., device=None):
         if found is None:
             found = _made[device, name] = TorchTag(device, name, options)
         else:
-            own = found.options
+            own = found.info()["options"]
             for option, value in given.items():
                 if own[option] != value:
                     raise LibraryError(f"tag {name!r} exists with {option}={own[option]!r}, not {value!r}")

@@ -67,21 +67,21 @@ class Tag:
         self._allocator._call("tag_resume", self._pool, ctypes.byref(resumed))
         return _values(resumed)
 
-    @property
-    def options(self):
-        """The options ``backup``, ``keep`` and ``requests`` of the tag, as a dictionary."""
-        options = self.info()["options"]
-        return {
-            "backup": "host" if options & _BACKUP else None,
-            "keep": bool(options & _KEEP),
-            "requests": "wait" if options & _WAIT else "fail",
-        }
-
     def info(self):
-        """Returns the state of the tag and its numbers of bytes as a dictionary."""
+        """Returns the name, the options and the state of the tag and its numbers of bytes as a dictionary."""
         info = TagInfo()
         self._allocator._call("tag_info", self._pool, ctypes.byref(info))
-        return {**_values(info), "state": _STATES[info.state], "name": self.name}
+        options = info.options
+        return {
+            **_values(info),
+            "options": {
+                "backup": "host" if options & _BACKUP else None,
+                "keep": bool(options & _KEEP),
+                "requests": "wait" if options & _WAIT else "fail",
+            },
+            "state": _STATES[info.state],
+            "name": self.name,
+        }
 
     @property
     def state(self):

@@ -173,6 +173,7 @@ e = filled(MIB, 5)
 tags = stratalloc.tags()
 assert list(tags) == ["weights", "cache"] and states() == {"weights": "awake", "cache": "awake"}
 assert [tags[name]["live_bytes"] // MIB for name in tags] == [5, 1]
+assert tags["cache"]["options"] == {"backup": None, "keep": False, "requests": "fail"}
 paused = stratalloc.pause()
 assert paused["weights"]["copied_bytes"] == 5 * MIB and paused["cache"]["dropped_bytes"] == MIB
 assert states() == {"weights": "asleep", "cache": "asleep"} and state.waits == [0, 0]
