@@ -24,8 +24,8 @@ _ACTIONS = {
     6: "segment_unmap",
     7: "snapshot",
     8: "oom",
-    9: "tag_pause",
-    10: "tag_resume",
+    16: "tag_pause",
+    17: "tag_resume",
 }
 
 

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import re
@@ -237,7 +238,7 @@ def snapshot(device=None):
     """Returns segments, blocks and history of ``device``, as ``torch.cuda.memory._snapshot()`` does.
     Opens the device if it is unused."""
     if isinstance(_installed, CUDAAllocator):
-        return _memory()._snapshot(device)
+        return _snapshot(device)
     return _history.snapshot(load(), _handle(device))
 
 
@@ -245,9 +246,19 @@ def dump_snapshot(filename="dump_snapshot.pickle", device=None):
     """Writes a snapshot to a file for PyTorch's viewers and ``stratalloc report``. The file is JSON if its
     name ends in ``.json``, otherwise a pickle. It is compressed if its name ends in ``.gz``."""
     if isinstance(_installed, CUDAAllocator):
-        _history.write(_memory()._snapshot(device), filename)
+        _history.write(_snapshot(device), filename)
         return
     _history.dump(load(), _handle(device), filename)
+
+
+def _snapshot(device):
+    """Returns PyTorch's snapshot. Names the actions of tags, which are entries for mapped and unmapped memory
+    with the name as metadata there, because PyTorch does not know them."""
+    taken = _memory()._snapshot(device)
+    for entry in itertools.chain.from_iterable(taken.get("device_traces", ())):
+        if entry.get("user_metadata") in ("tag_pause", "tag_resume"):
+            entry["action"] = entry["user_metadata"]
+    return taken
 
 
 def allocator(device=None):

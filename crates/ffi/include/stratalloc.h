@@ -306,7 +306,8 @@ typedef struct {
   // The action, with the numbers of PyTorch's `TraceEntry::Action`: 0 block allocated, 1 free
   // requested, 2 free completed, 3 segment allocated, 4 segment freed, 5 pages mapped, 6 pages
   // unmapped, 7 snapshot taken (the size is the active bytes), 8 request failed, 9 live block
-  // annotated (never recorded, only in the result of `stratalloc_torch_describe_block`).
+  // annotated (never recorded, only in the result of `stratalloc_torch_describe_block`). PyTorch has
+  // no tags: 16 memory released by a pause, 17 memory mapped by a resume.
   uint32_t action;
   // The address. For a failed request, the free bytes of the device.
   uint64_t address;

@@ -28,7 +28,8 @@ pub struct Entry {
     /// The action, with the numbers of PyTorch's `TraceEntry::Action`: 0 block allocated, 1 free
     /// requested, 2 free completed, 3 segment allocated, 4 segment freed, 5 pages mapped, 6 pages
     /// unmapped, 7 snapshot taken (the size is the active bytes), 8 request failed, 9 live block
-    /// annotated (never recorded, only in the result of `stratalloc_torch_describe_block`).
+    /// annotated (never recorded, only in the result of `stratalloc_torch_describe_block`). PyTorch has
+    /// no tags: 16 memory released by a pause, 17 memory mapped by a resume.
     pub action: u32,
     /// The address. For a failed request, the free bytes of the device.
     pub address: u64,
@@ -126,6 +127,15 @@ impl From<PoolId> for Pool {
 const _: () = assert!(Action::SegmentAlloc as u32 == 3 && Action::OutOfMemory as u32 == 8);
 const _: () = assert!(BlockStateName::Inactive as u32 == 2);
 
+/// Returns the number of an action in the C interface. Those of PyTorch's are below 16.
+fn number_of(action: Action) -> u32 {
+    match action {
+        Action::TagPause => 16,
+        Action::TagResume => 17,
+        other => other as u32,
+    }
+}
+
 /// Converts an entry to the C structure and passes it to `show`.
 pub(super) fn with_entry(entry: &history::Entry, show: impl FnOnce(&Entry)) {
     let text = |of: fn(&Context) -> Option<&str>| {
@@ -137,7 +147,7 @@ pub(super) fn with_entry(entry: &history::Entry, show: impl FnOnce(&Entry)) {
         [text(Context::compile_context), text(Context::metadata)];
     let event = entry.event;
     show(&Entry {
-        action: event.action as u32,
+        action: number_of(event.action),
         address: event.address,
         size_bytes: event.size_bytes,
         stream: stream_to(event.stream),

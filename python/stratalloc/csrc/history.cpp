@@ -16,11 +16,21 @@ namespace {
 using c10::CachingAllocator::Stat;
 using c10::CachingAllocator::StatArray;
 
+// The actions of tags, which PyTorch does not have.
+constexpr uint32_t kTagPause = 16, kTagResume = 17;
+
 TraceEntry entry_of(DeviceIndex device, const stratalloc_entry& entry) {
-  // The library and PyTorch use the same numbers for actions. Both store the device's free bytes as the
-  // address of an OOM entry.
+  // The library and PyTorch use the same numbers for all other actions. Both store the device's free bytes
+  // as the address of an OOM entry.
+  auto action = static_cast<TraceEntry::Action>(entry.action);
+  const char* metadata = entry.user_metadata ? entry.user_metadata : "";
+  if (entry.action == kTagPause || entry.action == kTagResume) {
+    // PyTorch throws for an action that it does not know. The metadata distinguishes the entry.
+    action = entry.action == kTagPause ? TraceEntry::SEGMENT_UNMAP : TraceEntry::SEGMENT_MAP;
+    metadata = entry.action == kTagPause ? "tag_pause" : "tag_resume";
+  }
   TraceEntry made(
-      static_cast<TraceEntry::Action>(entry.action),
+      action,
       device,
       entry.address,
       entry.size_bytes,
@@ -29,7 +39,7 @@ TraceEntry entry_of(DeviceIndex device, const stratalloc_entry& entry) {
       c10::getApproximateTime(),
       context_of(entry.stack),
       entry.compile_context ? entry.compile_context : "N/A",
-      entry.user_metadata ? entry.user_metadata : "");
+      metadata);
   return made;
 }
 

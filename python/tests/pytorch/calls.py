@@ -25,6 +25,7 @@ NOT_BY_THE_DRIVERS_POOLS = {
     "rejections",
     "bytes_of_pools",
     "tags",
+    "tags_in_a_history",
     "tags_of_torch_memory_saver",
     "programs_of_the_guide",
 }
@@ -369,6 +370,23 @@ def tags():
     del b, c, pool
 
 
+def tags_in_a_history():
+    torch.cuda.memory._record_memory_history()
+    with stratalloc.tag("weights"):
+        x = empty(1 << 20)
+    stratalloc.pause()
+    stratalloc.resume()
+
+    def actions(taken):
+        inside = range(x.data_ptr(), x.data_ptr() + (20 << 20))
+        return [entry["action"] for entry in taken["device_traces"][0] if entry["addr"] in inside]
+
+    # PyTorch has no names for pauses and resumes.
+    names = ["segment_map", "alloc", "segment_unmap", "segment_map"]
+    assert actions(torch.cuda.memory._snapshot()) == names, actions(torch.cuda.memory._snapshot())
+    assert actions(stratalloc.snapshot())[-2:] == ["tag_pause", "tag_resume"]
+
+
 def tags_of_torch_memory_saver():
     from stratalloc import memory_saver
 
@@ -465,6 +483,7 @@ CALLS = [
     rejections,
     bytes_of_pools,
     tags,
+    tags_in_a_history,
     tags_of_torch_memory_saver,
     programs_of_the_guide,
     another_process,
