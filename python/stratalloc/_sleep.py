@@ -1,6 +1,5 @@
 """Tags under PyTorch: tensors that are paused and resumed at the same addresses."""
 
-import ctypes
 import sys
 import threading
 
@@ -32,13 +31,17 @@ class TorchTag(_tags.Tag):
         """Releases the memory of the tag and keeps its addresses. Waits for all work of the device, unless
         ``synchronized``. ``backup`` is ``"host"`` or ``None``; without it, the tag's own. Does nothing if
         the tag is asleep. Returns a dictionary of numbers."""
-        torch = sys.modules["torch"]
-        # A wait would end the capture. Without one, the library refuses the pause.
-        if not synchronized and not torch.cuda.is_current_stream_capturing():
+        _check_no_capture()
+        if not synchronized:
             # Kernels on any stream, and graphs of other pools, may use the tensors.
-            torch.cuda.synchronize(self.device)
-            synchronized = True
-        return super().pause(backup, synchronized=synchronized)
+            sys.modules["torch"].cuda.synchronize(self.device)
+        return super().pause(backup, synchronized=True)
+
+    def resume(self):
+        """Maps memory at the addresses of the tag and restores its contents. Does nothing if the tag is
+        awake. Returns a dictionary of numbers."""
+        _check_no_capture()
+        return super().resume()
 
     @property
     def is_open(self):
@@ -105,6 +108,12 @@ def resume(*names, device=None):
     tags before it in the order of the names stay resumed. Returns the numbers of each tag by name.
     """
     return {tag.name: tag.resume() for tag in _of(names, device)}
+
+
+def _check_no_capture():
+    # The waits of a pause or a resume would end the capture.
+    if sys.modules["torch"].cuda.is_current_stream_capturing():
+        raise LibraryError("a tag can be neither paused nor resumed while a graph is captured")
 
 
 def _of(names, device):

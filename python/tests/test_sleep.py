@@ -233,12 +233,10 @@ for wrong in ({"backup": "disk"}, {"requests": "never"}):
     try: stratalloc.tag("other", **wrong)
     except ValueError as error: assert "expected" in str(error), error
     else: raise AssertionError(wrong)
-# The replacement has no captures, so the library does not refuse the pause. It must not wait for the device.
 state.capturing = True
-tag.pause()
-assert state.waits == []
+for call in (tag.pause, tag.resume): refused("while a graph is captured", call)
+assert states() == {"weights": "awake"} and state.waits == []
 state.capturing = False
-tag.resume()
 try: stratalloc.switch("expandable_segments:True")
 except stratalloc.Error as error: assert "pool" in str(error), error
 else: raise AssertionError
