@@ -49,17 +49,21 @@ impl PoolId {
     /// The id of heaps that belong to no pool yet.
     pub(crate) const NONE: Self = Self { capture: u64::MAX, user: u64::MAX };
 
+    /// The first id of each kind that this process creates. PyTorch counts the ids of its pools from 1, and
+    /// both kinds meet under PyTorch.
+    const FIRST: u64 = 1 << 32;
+
     /// Returns an id for a user's pool that no other pool of this process has.
     #[must_use]
     pub fn next_user() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
+        static NEXT: AtomicU64 = AtomicU64::new(PoolId::FIRST);
         Self { capture: 0, user: NEXT.fetch_add(1, Ordering::Relaxed) }
     }
 
     /// Returns an id for a capture's pool that no other pool of this process has.
     #[must_use]
     pub fn next_capture() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
+        static NEXT: AtomicU64 = AtomicU64::new(PoolId::FIRST);
         Self { capture: NEXT.fetch_add(1, Ordering::Relaxed), user: 0 }
     }
 }
