@@ -73,6 +73,7 @@ pub mod stats;
 pub mod switch;
 #[doc(hidden)]
 pub mod sync;
+pub mod system;
 #[doc(hidden)]
 pub mod threads;
 pub(crate) mod tracepoints;

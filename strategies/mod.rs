@@ -32,7 +32,7 @@ use crate::layers::front::Front;
 use crate::stats::Usage;
 
 pub use cpu::{
-    Clock, CpuAllocator, CpuBuffer, CpuCachingGuard, current, system, with_cpu_caching_allocator,
+    Clock, CpuAllocator, CpuBuffer, CpuCachingGuard, current, with_cpu_caching_allocator,
 };
 pub use malloc_async::MallocAsyncAllocator;
 pub use native::Engine;

@@ -5,7 +5,7 @@ mod random;
 mod rules;
 
 use stratalloc::strategies::Clock;
-use stratalloc::strategies::system::{Source, SystemBlock, SystemMemory};
+use stratalloc::system::{Source, SystemBlock, SystemMemory};
 
 use crate::common::prelude::*;
 

@@ -10,11 +10,11 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-use super::system::SystemBlock;
 use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 use crate::size::PoolKind;
 use crate::stats::Statistics;
+use crate::system::SystemBlock;
 
 /// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,11 +5,11 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use super::blocks::BlockId;
-use super::system::{Fill, Source, SystemBlock, SystemMemory};
 use super::{Core, current};
 use crate::allocator::Request;
 use crate::error::AllocError;
 use crate::ids::StreamId;
+use crate::system::{Fill, Source, SystemBlock, SystemMemory};
 
 /// A buffer of host memory. Dropping it frees the block to the [`CpuAllocator`](super::CpuAllocator)
 /// that allocated it. This works on any thread, even after that allocator was dropped. A block that was

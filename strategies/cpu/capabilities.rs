@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use super::system::memory_info;
 use super::{BlockId, Core, CpuAllocator, fill_of, id_of};
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, DeviceAllocator, Recording,
@@ -14,6 +13,7 @@ use crate::error::{AllocResult, DriverError, FractionError, FreeError, HandleErr
 use crate::history::{History, SegmentLayout, Snapshot};
 use crate::ids::StreamId;
 use crate::stats::Statistics;
+use crate::system::memory_info;
 
 impl DeviceAllocator for CpuAllocator {
     #[inline(never)]

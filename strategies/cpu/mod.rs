@@ -29,7 +29,6 @@ mod current;
 mod live;
 mod pressure;
 mod release;
-pub mod system;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -37,15 +36,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-use self::system::{
-    Fill, MAPPING_MIN_BYTES, Source, SystemBlock, SystemMemory, SystemOptions, memory_info,
-};
 use crate::allocator::{Allocation, Hooks, Request, Token};
 use crate::config::{CpuSettings, Settings};
 use crate::error::{AllocError, DriverError, DriverErrorKind, FreeError, HandleError};
 use crate::history::{Action, Event, History};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::limit::Limit;
+use crate::system::{
+    Fill, MAPPING_MIN_BYTES, Source, SystemBlock, SystemMemory, SystemOptions, memory_info,
+};
 use crate::tracepoints;
 
 use blocks::{AllocatedBlock, BlockId, Blocks};

@@ -3,13 +3,13 @@
 //! First, call the free-memory callbacks and try again. Then release everything that this instance
 //! caches and try once more. At last, report the failure.
 
-use super::system::memory_info;
 use super::{AllocatedBlock, Core, Refusal};
 use crate::allocator::Request;
 use crate::error::{AllocError, FreeRanges, OutOfMemory};
 use crate::history::Action;
 use crate::ids::PoolId;
 use crate::size::{PoolKind, human_bytes};
+use crate::system::memory_info;
 
 /// Returns the error if it is not about lack of memory, because releasing memory would not help.
 fn about_memory(refusal: Refusal) -> Result<Refusal, AllocError> {

@@ -7,10 +7,10 @@
 
 use std::sync::atomic::Ordering;
 
-use super::system::SystemBlock;
 use super::{Core, TRIM_STEP, is_old, live};
 use crate::history::Action;
 use crate::ids::StreamId;
+use crate::system::SystemBlock;
 
 impl Core {
     /// Releases free blocks over the watermark, and at most `TRIM_STEP` blocks that are too old. If the

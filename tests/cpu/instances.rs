@@ -2,8 +2,8 @@
 
 use std::sync::mpsc::channel;
 
-use stratalloc::strategies::system::{Fill, Source, SystemBlock};
 use stratalloc::strategies::{CpuBuffer, CpuCachingGuard, current, with_cpu_caching_allocator};
+use stratalloc::system::{Fill, Source, SystemBlock};
 
 use super::{ANY, Counted, hand_clock, over};
 use crate::common::prelude::*;

@@ -166,7 +166,7 @@ fn run(steps: &[Step]) -> Result<(), String> {
                 let address = model.held[n].range().0;
                 match (&model.held[n], own.record_free(address)) {
                     (HeldBlock::Typed(_), Ok(memory)) => {
-                        stratalloc::strategies::system::Source::release(&*source, memory);
+                        stratalloc::system::Source::release(&*source, memory);
                         model.held.swap_remove(n);
                     }
                     (HeldBlock::Buffer(_), Err(_)) => {}
@@ -226,7 +226,7 @@ fn threads_on_shared_and_own_instances_never_meet_in_a_block() {
                     let own = if round % 3 == 0 { private } else { &**shared };
                     let mut buffer = own.buffer(1 + (round * 37) % 900).unwrap();
                     buffer.bytes().fill(MaybeUninit::new(mark));
-                    buffer.fill(stratalloc::strategies::system::Fill::Zero);
+                    buffer.fill(stratalloc::system::Fill::Zero);
                     buffer.initialized().unwrap().fill(mark);
                     kept.push(buffer);
                     let address = own.try_allocate(64, ANY).map(|b| b.address()).unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU32;
 
-use stratalloc::strategies::system::{Source, SystemBlock};
+use stratalloc::system::{Source, SystemBlock};
 
 use super::{ANY, Counted, hand_clock, over, settings, timed};
 use crate::common::prelude::*;

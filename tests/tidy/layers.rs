@@ -15,7 +15,7 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 24] = [
+const LAYERS: [Layer; 25] = [
     layer("size"),
     layer("ids"),
     Layer { never: &["ids"], ..layer("limit") },
@@ -26,8 +26,10 @@ const LAYERS: [Layer; 24] = [
     Layer { also: &["allocator"], ..layer("error") },
     Layer { never: &["error"], ..layer("config") },
     Layer { never: &["config"], ..layer("driver") },
+    // Host memory from the system, in which tags and `backend:cpu` keep bytes.
+    Layer { never: &["config"], ..layer("system") },
     // The layer only transfers bytes and descriptors between processes, whatever they mean.
-    Layer { never: &["config", "driver"], ..layer("sharing") },
+    Layer { never: &["config", "driver", "system"], ..layer("sharing") },
     Layer { never: &["config", "driver", "error", "sharing"], ..layer("heap") },
     Layer { never: &["config", "driver", "sharing"], ..layer("stats") },
     // `history` walks stacks with a lock-free structure of `sync`.
@@ -152,7 +154,7 @@ pub(crate) fn unsafe_allowed_in(file: &Source) -> Vec<String> {
         "src/driver/cuda",
         "crates/sim/src/host",
         "strategies/pluggable/plugin",
-        "strategies/cpu/system",
+        "src/system",
         "src/sync",
         "src/heap/at",
         "crates/ffi/src",

@@ -12,8 +12,8 @@ use stratalloc::config::Settings;
 use stratalloc::error::DriverError;
 use stratalloc::ids::{DeviceId, StreamId};
 use stratalloc::size::{KIB, MIB};
-use stratalloc::strategies::system::{FromGlobal, Source};
 use stratalloc::strategies::{CpuAllocator, CpuCachingGuard, current};
+use stratalloc::system::{FromGlobal, Source};
 
 use super::cases::{Together, median, median_ns, together};
 
