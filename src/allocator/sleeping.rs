@@ -48,8 +48,9 @@ pub struct TagOptions {
     /// What a pause does with contents, unless [`PauseOptions::backup`] states otherwise.
     pub backup: Backup,
     /// Whether the backup is pinned memory that is kept from one pause to the next. Copies are faster,
-    /// but host memory stays in use while the tag is awake. Without it, a pause copies through
-    /// a small pinned buffer into ordinary memory, which is freed with the blocks and at the resume.
+    /// but host memory stays in use while the tag is awake. Without it,
+    /// threads copy through small pinned buffers into ordinary memory. A free releases the whole pages of its
+    /// block, and the resume the rest.
     pub keep_backup: bool,
     /// What happens to requests while the tag is not awake.
     pub requests: WhileAsleep,

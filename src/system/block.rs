@@ -4,6 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::{not_supported, refused};
@@ -149,6 +150,19 @@ impl SystemBlock {
         // long as the value is. Each byte is initialized, here or by the system that made the pages. No
         // caller has got the bytes as `MaybeUninit` since then.
         Some(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) })
+    }
+
+    /// Releases the memory of the whole pages inside `range` (offsets in bytes) to the system, if the block is
+    /// a separate mapping. The bytes of the range are undefined afterwards, but initialized if they were.
+    pub fn discard(&mut self, range: Range<usize>) {
+        #[cfg(target_os = "linux")]
+        if matches!(self.origin, Origin::Mapping)
+            && let Some(bytes) = self.initialized().and_then(|bytes| bytes.get_mut(range))
+        {
+            mapping::discard(bytes);
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = range;
     }
 
     /// Marks the contents as unknown, because a caller that has the address may have written to them.

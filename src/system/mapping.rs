@@ -82,6 +82,20 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)
 }
 
+/// Releases the memory of the whole pages inside a range. They read as zeros afterwards. A failure keeps the
+/// memory, with unchanged bytes.
+pub(super) fn discard(range: &mut [u8]) {
+    let page = rustix::param::page_size();
+    let head = range.as_ptr().align_offset(page).min(range.len());
+    let whole = (range.len() - head) / page * page;
+    if whole > 0 {
+        let start = range[head..].as_mut_ptr().cast::<c_void>();
+        // SAFETY: the caller borrows these bytes of an anonymous private mapping exclusively. The call
+        // replaces them with zeros, so they stay initialized.
+        let _ = unsafe { madvise(start, whole, Advice::LinuxDontNeed) };
+    }
+}
+
 /// Unmaps memory returned by [`map`]. That fails only if the system has no memory for its own tables.
 /// Then the pages are released, and the address space leaks.
 pub(super) fn unmap(start: NonNull<u8>, layout: Layout) {

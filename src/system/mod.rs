@@ -1,4 +1,4 @@
-//! Host memory directly from the system: what `backend:cpu` caches.
+//! Host memory directly from the system: what `backend:cpu` caches, and what tags keep contents in.
 //!
 //! A [`SystemBlock`] owns its bytes and releases them when it is dropped. So memory is held exactly as
 //! long as its block, and bookkeeping errors cannot release it twice. Safe code can access the bytes
@@ -165,6 +165,20 @@ mod tests {
         }
         fresh.mark_touched();
         assert!(fresh.initialized().is_none());
+    }
+
+    #[test]
+    fn discarded_pages_are_zeros_and_their_neighbours_stay() {
+        let mut block = SystemMemory::default().take(MIB, 4096).unwrap();
+        let Some(bytes) = block.initialized() else { return };
+        bytes.fill(7);
+        block.discard(100..20_000);
+        let bytes = block.initialized().unwrap();
+        assert!(bytes[..100].iter().chain(&bytes[20_000..]).all(|byte| *byte == 7));
+        assert!(bytes[8192..12_288].iter().all(|byte| *byte == 0));
+        block.discard(50..60);
+        block.discard(0..usize::MAX);
+        assert_eq!(block.initialized().unwrap()[55], 7);
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod capture;
 mod cell;
 mod checkpoint;
 mod collect;
+mod copies;
 mod engine;
 mod events;
 mod expandable;

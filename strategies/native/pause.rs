@@ -2,8 +2,9 @@
 
 use parking_lot::MutexGuard;
 
-use super::backup::{Copied, SavedContents};
+use super::backup::SavedContents;
 use super::cell::HeapCell;
+use super::copies::Copied;
 use super::engine::Engine;
 use super::growth::Growth;
 use super::sleep::SleepingPage;

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use parking_lot::MutexGuard;
 
-use super::backup::Copied;
+use super::copies::{Copier, KeptCopies};
 use super::engine::Engine;
 use super::growth::Growth;
 use super::sleep::{Sleep, SleepingPage};
@@ -14,9 +14,23 @@ use crate::driver::{PhysicalId, VirtualMemory, largest_holders, unless_captured}
 use crate::error::DriverError;
 use crate::history::Action;
 use crate::ids::PoolId;
+use crate::size::MIB;
 
 /// The most pools that the error of a resume names.
 const POOLS_MAX: usize = 5;
+
+/// The most bytes of pages that are mapped before the copies to them are submitted. On the bus these take a few
+/// milliseconds.
+const RANGE_BYTES: u64 = 256 * MIB;
+
+/// The pages that were mapped when a call failed.
+#[derive(Clone, Copy, Debug)]
+struct Mapped {
+    /// The number of pages, in address order.
+    pages: usize,
+    /// False if copies to them may still run.
+    is_over: bool,
+}
 
 /// A page to map, by address.
 type ToMap = (u64, SleepingPage);
@@ -33,48 +47,65 @@ impl Engine {
     /// See [`Sleeping::resume`](crate::allocator::Sleeping::resume).
     pub(super) fn resume_tag(&self, pool: PoolId) -> Result<Resumed, SleepError> {
         let memory = self.virtual_memory()?;
-        let mut growth = self.growth.lock();
-        if !self.begin_change(&mut growth, pool, TagState::Resuming)? {
-            return Ok(Resumed::default());
-        }
-        self.forget_freed(&mut growth, pool);
-        let mapped = self.map_tag(&mut growth, memory, pool);
-        let mapped_bytes = match mapped {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                self.set_state(&mut growth, pool, TagState::Asleep);
-                return Err(error);
+        let has_backup = {
+            let mut growth = self.growth.lock();
+            if !self.begin_change(&mut growth, pool, TagState::Resuming)? {
+                return Ok(Resumed::default());
             }
+            growth.pools.tag(pool).is_some_and(|sleep| sleep.backup.bytes() > 0)
         };
+        let (resumed, is_over) = match has_backup {
+            true => self.with_copier(|copier| self.wake(memory, pool, Some(copier))),
+            false => (self.wake(memory, pool, None), true),
+        };
+        if resumed.is_err() {
+            let mut growth = self.growth.lock();
+            if growth.pools.is_mapped(pool) {
+                self.forget_freed(&mut growth, pool);
+                self.unmap_after(&mut growth, pool, is_over);
+            }
+            self.set_state(&mut growth, pool, TagState::Asleep);
+        }
+        resumed
+    }
+
+    /// Maps the pages of a tag and copies its blocks back. If that fails, the backup is complete, and the
+    /// pages are all mapped or not at all. Needs a copier if there is a backup.
+    fn wake(
+        &self,
+        memory: &dyn VirtualMemory,
+        pool: PoolId,
+        mut copier: Option<&mut Copier>,
+    ) -> Result<Resumed, SleepError> {
+        let mut growth = self.growth.lock();
+        self.forget_freed(&mut growth, pool);
+        let mapped_bytes = self.map_tag(&mut growth, memory, pool, copier.as_deref())?;
         let sleep = growth.pools.tag_mut(pool).expect("a tag that changes is not removed");
         let mut saved = std::mem::take(&mut sleep.backup);
-        let (copied, is_over) = MutexGuard::unlocked(&mut growth, || {
-            if saved.bytes() == 0 {
-                return (Ok(Copied::default()), true);
-            }
-            self.with_copier(|copier| self.load(&mut saved, copier))
+        let copied = MutexGuard::unlocked(&mut growth, || match copier.take() {
+            Some(copier) => self.finish_load(&mut saved, copier),
+            None => Ok(0),
         });
         let copied_bytes = match copied {
-            Ok(copied) => copied.bytes,
+            Ok(bytes) => bytes,
             Err(error) => {
                 if let Some(sleep) = growth.pools.tag_mut(pool) {
                     sleep.backup = saved;
                 }
-                self.forget_freed(&mut growth, pool);
-                self.unmap_after(&mut growth, pool, is_over);
-                self.set_state(&mut growth, pool, TagState::Asleep);
                 return Err(error);
             }
         };
         for cell in self.heaps_of_tag(&growth, pool) {
             Self::unmark_live(&mut cell.lock());
         }
-        saved.clear();
+        let own = saved.take_own();
         if let Some(sleep) = growth.pools.tag_mut(pool) {
             sleep.backup = saved;
             sleep.resumes += 1;
         }
         self.set_state(&mut growth, pool, TagState::Awake);
+        drop(growth);
+        drop(own);
         Ok(Resumed { mapped_bytes, copied_bytes })
     }
 
@@ -95,12 +126,14 @@ impl Engine {
         }
     }
 
-    /// Takes the memory for all pages of a tag and maps it. Returns the bytes mapped.
+    /// Takes the memory for all pages of a tag and maps it. Submits the copies of a kept backup, those of each
+    /// range as soon as it is mapped. Returns the bytes mapped.
     fn map_tag(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
         memory: &dyn VirtualMemory,
         pool: PoolId,
+        copier: Option<&Copier>,
     ) -> Result<u64, SleepError> {
         // Pages that became free while the tag slept need no memory. A failure keeps them in the list.
         if !growth.pools.is_pinned(pool) {
@@ -137,24 +170,35 @@ impl Engine {
                 resume_unwind(panic);
             }
         }
+        let mut copies = growth.pools.tag(pool).zip(copier).map(|(sleep, copier)| {
+            // Copies run beside the calls that map the next range.
+            KeptCopies::new(&sleep.backup, copier)
+        });
         let mut done = 0;
-        let ranges = ranges_of(&pages);
-        let mut map = || -> Result<(), DriverError> {
-            for ((address, page), &piece) in missing.iter().zip(&pieces) {
-                memory.map(*address, page.size_bytes, piece)?;
-                done += 1;
-            }
-            let devices = [self.device.device].into_iter().chain(growth.peers.iter().copied());
-            for device in devices {
-                ranges.iter().try_for_each(|range| {
-                    memory.set_access(range.address, range.size_bytes, device)
-                })?;
+        let mut map = || -> Result<(), SleepError> {
+            let mut unmapped = missing.iter().zip(&pieces).peekable();
+            for PageRange { address, size_bytes, .. } in ranges_of(&pages, RANGE_BYTES) {
+                let end = address + size_bytes;
+                while let Some(((at, page), &piece)) = unmapped.next_if(|((at, _), _)| *at < end) {
+                    memory.map(*at, page.size_bytes, piece)?;
+                    done += 1;
+                }
+                let peers = growth.peers.iter().copied();
+                for device in [self.device.device].into_iter().chain(peers) {
+                    memory.set_access(address, size_bytes, device)?;
+                }
+                if let Some(copies) = &mut copies {
+                    self.submit_below(copies, end)?;
+                }
             }
             Ok(())
         };
         if let Err(error) = map() {
-            self.take_back(growth, memory, pool, &missing, &pieces, done);
-            return Err(error.into());
+            // Copies may run from or to the pages.
+            let is_over = copies.is_none_or(|copies| copies.is_over(&*self.driver));
+            let mapped = Mapped { pages: done, is_over };
+            self.take_back(growth, memory, pool, &missing, &pieces, mapped);
+            return Err(error);
         }
         let pieces = missing
             .iter()
@@ -169,7 +213,7 @@ impl Engine {
         for (_, page) in &missing {
             growth.pages_mapped_again(pool, page.kind, page.size_bytes);
         }
-        for PageRange { address, size_bytes, first } in ranges_of(&missing) {
+        for PageRange { address, size_bytes, first } in ranges_of(&missing, u64::MAX) {
             if let Some(cell) = self.heaps.get(first.heap) {
                 growth.counters.num_device_alloc += 1;
                 self.announce(growth, Action::SegmentMap, address, size_bytes, cell);
@@ -307,8 +351,8 @@ impl Engine {
         }))
     }
 
-    /// Unmaps the first `mapped` of these pages again and releases the pieces. A page that the driver fails
-    /// to unmap stays in the tag's list with its memory.
+    /// Unmaps those of these pages that were mapped, and releases the pieces. A page that the driver fails to
+    /// unmap, or that copies may still use, stays in the tag's list with its memory.
     fn take_back(
         &self,
         growth: &mut Growth,
@@ -316,10 +360,11 @@ impl Engine {
         pool: PoolId,
         pages: &[ToMap],
         pieces: &[PhysicalId],
-        mapped: usize,
+        mapped: Mapped,
     ) {
         for (at, ((address, page), &piece)) in pages.iter().zip(pieces).enumerate() {
-            if at >= mapped || memory.unmap(*address, page.size_bytes).is_ok() {
+            let unmap = || mapped.is_over && memory.unmap(*address, page.size_bytes).is_ok();
+            if at >= mapped.pages || unmap() {
                 growth.leftovers.pieces.push((piece, page.size_bytes));
                 continue;
             }
@@ -343,14 +388,16 @@ impl Engine {
     }
 }
 
-/// Returns the contiguous ranges of pages, which are in address order, each inside one reservation.
-fn ranges_of(pages: &[ToMap]) -> Vec<PageRange> {
+/// Returns the contiguous ranges of pages, which are in address order, each inside one reservation. A range of
+/// several pages has at most `most_bytes`.
+fn ranges_of(pages: &[ToMap], most_bytes: u64) -> Vec<PageRange> {
     let mut ranges: Vec<PageRange> = Vec::new();
     for (address, page) in pages {
         match ranges.last_mut() {
             Some(last)
                 if last.address + last.size_bytes == *address
-                    && last.first.reservation == page.reservation =>
+                    && last.first.reservation == page.reservation
+                    && last.size_bytes + page.size_bytes <= most_bytes =>
             {
                 last.size_bytes += page.size_bytes;
             }

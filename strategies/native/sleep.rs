@@ -1,5 +1,5 @@
 //! Tags: private pools that can be paused and resumed. `pause` and `resume` have the steps, `backup` the
-//! contents.
+//! contents, `copies` their transport.
 //!
 //! Every segment of a tag is a reservation of virtual memory. A pause copies the live blocks and unmaps
 //! all pages; a resume maps new pages at the same addresses and copies the blocks back. Four rules:
@@ -23,8 +23,9 @@ use std::collections::BTreeMap;
 
 use parking_lot::MutexGuard;
 
-use super::backup::{BUFFER_BYTES, SavedContents};
+use super::backup::SavedContents;
 use super::cell::{HeapCell, HeapState};
+use super::copies::BUFFER_BYTES;
 use super::engine::Engine;
 use super::expandable::Page;
 use super::growth::Growth;
@@ -42,7 +43,7 @@ use crate::ids::PoolId;
 use crate::size::PoolKind;
 use crate::stats::{ALL, CounterIndex};
 
-pub(super) use super::backup::Copier;
+pub(super) use super::copies::Copier;
 
 /// The state of a tag. Protected by the growth lock.
 #[derive(Debug)]
@@ -376,11 +377,11 @@ impl Sleeping for Engine {
         // The lock is released between the parts, because requests need it.
         let mut at = 0;
         for part in into.chunks_mut(usize::try_from(BUFFER_BYTES).unwrap_or(usize::MAX)) {
-            let growth = self.growth.lock();
+            let mut growth = self.growth.lock();
             let read = growth
                 .pools
-                .tags()
-                .find_map(|(_, sleep)| self.read_saved(&sleep.backup, range, at, part));
+                .tags_mut()
+                .find_map(|sleep| self.read_saved(&mut sleep.backup, range, at, part));
             read.ok_or(SleepError::NoBackup { address })??;
             at += part.len() as u64;
         }

@@ -97,7 +97,9 @@ fn a_backup_larger_than_the_ring_passes_through_it() {
     blocks.iter().for_each(|b| write(&*host, b.address(), b.size_bytes(), 3, HOME));
     let paused = sleeping(&allocator).pause(TAG, &PauseOptions::default()).unwrap();
     assert_eq!(paused.copied_bytes, info(&allocator).live_bytes);
-    assert!(paused.copies > 10 && host.held().pinned_bytes == 16 * MIB);
+    let pinned_bytes = host.held().pinned_bytes;
+    // Two buffers a thread, at most 16 threads.
+    assert!(paused.copies > 10 && (8 * MIB..=128 * MIB).contains(&pinned_bytes));
     let mut bytes = vec![0; 20 << 20];
     sleeping(&allocator).read_backup(blocks[0].address() + 5, &mut bytes).unwrap();
     assert_eq!(bytes, pattern(blocks[0].address(), 30 * MIB, 3)[5..5 + bytes.len()]);

@@ -1,6 +1,8 @@
 //! Steps of several threads in one order, and driver calls that fail at one moment.
 
 use super::*;
+use std::sync::atomic::AtomicU64;
+
 use crate::common::racing::Before;
 
 /// A second tag.
@@ -129,6 +131,26 @@ fn a_resume_does_not_trim_a_tag_that_another_thread_pauses() {
     allocator.give(other);
 }
 
+/// The copies of a kept backup begin before all pages are mapped.
+#[test]
+fn copies_of_a_resume_run_beside_the_calls_that_map_pages() {
+    let device = Arc::new(Device::with(host(), Before::default()));
+    let allocator = built("", device.clone());
+    create(&allocator, TagOptions { keep_backup: true, ..TagOptions::host("weights") });
+    let blocks = [30 * MIB; 4].map(|bytes| allocator.take_in(TAG, bytes, HOME));
+    blocks.iter().for_each(|b| write(&*device, b.address(), b.size_bytes(), 3, HOME));
+    sleeping(&allocator).pause(TAG, &PauseOptions::default()).unwrap();
+    let (seen, host) = (Arc::new(AtomicU64::new(0)), Arc::clone(device.inner()));
+    let (at_copy, before) = (Arc::clone(&seen), host.calls("map"));
+    device.interceptor().next("copy_in", move || at_copy.store(host.calls("map") - before, SeqCst));
+    sleeping(&allocator).resume(TAG).unwrap();
+    assert_eq!(seen.load(SeqCst), 1, "one of four ranges is mapped at the first copy");
+    for block in blocks {
+        assert!(holds(&*device, block.address(), block.size_bytes(), 3, HOME));
+        allocator.give(block);
+    }
+}
+
 #[test]
 fn pinned_memory_stays_while_copies_may_run() {
     for tag in kinds_of_backup() {
@@ -143,9 +165,13 @@ fn pinned_memory_stays_while_copies_may_run() {
         let kind = DriverErrorKind::Other;
         let (at, only) = match tag.keep_backup {
             true => (0, Some("synchronize_stream")),
-            // The first calls create the stream, the events and the buffers.
-            false => (12, None),
+            false => (1, None),
         };
+        if !tag.keep_backup {
+            // This creates the buffers, so that the first calls of the next pause are copies.
+            tags.pause(TAG, &options).unwrap();
+            tags.resume(TAG).unwrap();
+        }
         device.arm(FaultPlan { at, kind, repeat: true, only });
         tags.pause(TAG, &options).unwrap_err();
         assert_eq!(info(&allocator).state, TagState::Awake);
