@@ -14,6 +14,10 @@ pub(crate) struct Column {
     pub(crate) reserved_min_bytes: u64,
     pub(crate) reserved_max_bytes: u64,
     pub(crate) reserved_last_bytes: u64,
+    /// The maximum of reserved bytes and bytes of paused tags together.
+    pub(crate) total_max_bytes: u64,
+    /// The bytes of paused tags at the end of the column.
+    pub(crate) paused_last_bytes: u64,
     /// The first moment at which the live bytes of this column are at their maximum.
     pub(crate) live_peak_at: u32,
 }
@@ -30,7 +34,18 @@ impl Column {
         self.reserved_max_bytes = self.reserved_max_bytes.max(next.reserved_max_bytes);
         self.reserved_min_bytes = self.reserved_min_bytes.min(next.reserved_min_bytes);
         self.reserved_last_bytes = next.reserved_last_bytes;
+        self.total_max_bytes = self.total_max_bytes.max(next.total_max_bytes);
+        self.paused_last_bytes = next.paused_last_bytes;
     }
+}
+
+/// The bytes at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Bytes {
+    pub(crate) live: u64,
+    pub(crate) reserved: u64,
+    /// Bytes of paused tags, which are not reserved.
+    pub(crate) paused: u64,
 }
 
 /// All moments of a recording, divided into columns of equal width. Each keeps its minimum, maximum and
@@ -61,7 +76,7 @@ impl Columns {
     }
 
     /// Adds a moment. Moments must be added in order.
-    pub(crate) fn see(&mut self, moment: u32, time_us: u64, live_bytes: u64, reserved_bytes: u64) {
+    pub(crate) fn see(&mut self, moment: u32, time_us: u64, bytes: Bytes) {
         // If a time is missing or earlier than the previous one, the previous time is used.
         if time_us > 0 {
             if self.begin_us == 0 {
@@ -75,12 +90,14 @@ impl Columns {
         let one = Column {
             first: moment,
             time_us,
-            live_min_bytes: live_bytes,
-            live_max_bytes: live_bytes,
-            live_last_bytes: live_bytes,
-            reserved_min_bytes: reserved_bytes,
-            reserved_max_bytes: reserved_bytes,
-            reserved_last_bytes: reserved_bytes,
+            live_min_bytes: bytes.live,
+            live_max_bytes: bytes.live,
+            live_last_bytes: bytes.live,
+            reserved_min_bytes: bytes.reserved,
+            reserved_max_bytes: bytes.reserved,
+            reserved_last_bytes: bytes.reserved,
+            total_max_bytes: bytes.reserved.saturating_add(bytes.paused),
+            paused_last_bytes: bytes.paused,
             live_peak_at: moment,
         };
         let is_new = self.of(moment) >= self.columns.len();
@@ -115,7 +132,8 @@ mod tests {
         let mut columns = Columns::new(1000, last);
         for moment in 0..=last {
             let bytes = if moment == 654_321 { 99_000 } else { u64::from(moment % 7) };
-            columns.see(moment, u64::from(moment) + 5, bytes, 2 * bytes);
+            let bytes = Bytes { live: bytes, reserved: 2 * bytes, paused: 0 };
+            columns.see(moment, u64::from(moment) + 5, bytes);
         }
         assert_eq!(columns.columns.len(), 1000);
         let column = columns.columns[columns.of(654_321)];
@@ -131,7 +149,8 @@ mod tests {
     #[test]
     fn a_short_recording_has_a_column_for_each_moment() {
         let mut columns = Columns::new(1000, 2);
-        (0..=2).for_each(|moment| columns.see(moment, 0, u64::from(moment), 8));
+        let bytes = |moment| Bytes { live: u64::from(moment), reserved: 8, paused: 0 };
+        (0..=2).for_each(|moment| columns.see(moment, 0, bytes(moment)));
         let live: Vec<_> = columns.columns.iter().map(|c| c.live_last_bytes).collect();
         assert_eq!((live, columns.end_us), (vec![0, 1, 2], 0));
     }

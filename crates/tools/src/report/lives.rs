@@ -12,8 +12,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
-use super::columns::Columns;
+use super::columns::{Bytes, Columns};
 use super::numbered::Numbered;
+use super::paused::Paused;
 use crate::replay::{LiveBlock, PoolRouting, StackId, Start, Trace, TraceEvent, free_block};
 use stratalloc::config::Settings;
 use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
@@ -110,6 +111,7 @@ impl Lives {
             held: BTreeMap::new(),
             live_bytes: 0,
             reserved_bytes: 0,
+            paused: Paused::default(),
             most: (0, 0),
         };
         walk.begin(&Start::of(trace));
@@ -214,6 +216,7 @@ struct Walk<'a> {
     held: BTreeMap<u64, usize>,
     live_bytes: u64,
     reserved_bytes: u64,
+    paused: Paused,
     /// The peak of reserved bytes so far, and the largest number of live bytes at that peak.
     most: (u64, u64),
 }
@@ -254,14 +257,19 @@ impl Walk<'_> {
             }
             Action::FreeRequested => self.give(moment, address),
             Action::FreeCompleted => self.end(moment, address),
-            Action::SegmentAlloc | Action::SegmentMap => {
-                let expandable = action == Action::SegmentMap;
+            Action::SegmentAlloc | Action::SegmentMap | Action::TagResume => {
+                let expandable = action != Action::SegmentAlloc;
                 let kind = PoolKind::of_segment(size_bytes);
                 let pool = event.named_pool().unwrap_or_else(|| self.routing.pool_at(address));
                 self.hold(moment, &event.in_segment(kind, pool, expandable));
+                self.wake(moment, address, size_bytes);
             }
-            Action::SegmentFree | Action::SegmentUnmap => self.drop(moment, address, size_bytes),
-            Action::Snapshot | Action::TagPause | Action::TagResume => {}
+            Action::SegmentFree | Action::SegmentUnmap => {
+                self.drop(moment, address, size_bytes);
+                self.paused.remove(address, size_bytes);
+            }
+            Action::TagPause => self.pause(moment, address, size_bytes),
+            Action::Snapshot => {}
             Action::OutOfMemory => {
                 let stream = self.lives.streams.number(stream);
                 self.lives.failures.push(Failure {
@@ -277,7 +285,9 @@ impl Walk<'_> {
 
     fn note(&mut self, moment: u32, time_us: u64) {
         let (live_bytes, reserved_bytes) = (self.live_bytes, self.reserved_bytes);
-        self.lives.columns.see(moment, time_us, live_bytes, reserved_bytes);
+        let bytes =
+            Bytes { live: live_bytes, reserved: reserved_bytes, paused: self.paused.bytes() };
+        self.lives.columns.see(moment, time_us, bytes);
         if live_bytes > self.lives.peak_live.bytes {
             self.lives.peak_live = Peak { moment, bytes: live_bytes };
         }
@@ -340,7 +350,34 @@ impl Walk<'_> {
         if is_cut { rounded } else { room }
     }
 
+    /// Ends the lives of a range of a tag that is paused, and of the blocks in it. They begin again when the
+    /// range is mapped.
+    fn pause(&mut self, moment: u32, address: u64, size_bytes: u64) {
+        let end = address.saturating_add(size_bytes);
+        let inside: Vec<_> =
+            self.live.range(address..end).map(|(at, index)| (*at, *index)).collect();
+        for (at, index) in inside {
+            let block = self.lives.blocks[index];
+            self.end(moment, at);
+            if block.freed == NEVER {
+                self.paused.add_block(block);
+            }
+        }
+        self.drop(moment, address, size_bytes);
+        self.paused.add(address, size_bytes);
+    }
+
+    /// Begins the lives of blocks in a range whose tag is resumed.
+    fn wake(&mut self, moment: u32, address: u64, size_bytes: u64) {
+        for block in self.paused.remove(address, size_bytes) {
+            self.live.insert(block.address, self.lives.blocks.len());
+            self.live_bytes = self.live_bytes.saturating_add(block.requested_bytes);
+            self.lives.blocks.push(Block { born: moment, freed: NEVER, gone: NEVER, ..block });
+        }
+    }
+
     fn give(&mut self, moment: u32, address: u64) {
+        self.paused.remove_block(address);
         if let Some(&at) = self.live.get(&address) {
             let block = &mut self.lives.blocks[at];
             if block.freed == NEVER {

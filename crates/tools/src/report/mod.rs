@@ -17,6 +17,7 @@ mod lives;
 mod logs;
 mod numbered;
 mod page;
+mod paused;
 mod rows;
 mod settings;
 mod sheet;

@@ -315,6 +315,8 @@ fn columns_data(lives: &Lives, most: usize) -> Table {
         ("reserved_min", of(&|column| column.reserved_min_bytes)),
         ("reserved_max", of(&|column| column.reserved_max_bytes)),
         ("reserved_last", of(&|column| column.reserved_last_bytes)),
+        ("total_max", of(&|column| column.total_max_bytes)),
+        ("paused_last", of(&|column| column.paused_last_bytes)),
     ])
 }
 

@@ -8,6 +8,7 @@ use crate::analysis::Figures;
 use crate::replay::{Limits, TraceEvent, reader};
 use stratalloc::history::{BlockStateName, SegmentLayout};
 use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::PoolKind;
 
 fn shipped(name: &str) -> Trace {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/traces");
@@ -176,6 +177,45 @@ fn a_block_that_waits_for_other_streams_is_freed_before_it_is_gone() {
     assert_eq!(lives.pools.items, [PoolId::DEFAULT]);
 }
 
+#[test]
+fn a_pause_lowers_reserved_and_live_bytes_until_the_resume() {
+    let event = |action, address, size| TraceEvent::new(action, address, size, StreamId(0));
+    let (first, second) = (0x20_0000, 0x20_0000 + 20 * MIB);
+    let events = vec![
+        event(Action::SegmentMap, first, 40 * MIB),
+        event(Action::Alloc, first, 15 * MIB),
+        event(Action::Alloc, second, 20 * MIB),
+        event(Action::TagPause, first, 40 * MIB),
+        event(Action::FreeRequested, second, 20 * MIB),
+        event(Action::FreeCompleted, second, 20 * MIB),
+        event(Action::SegmentUnmap, second, 20 * MIB),
+        event(Action::TagResume, first, 20 * MIB),
+        event(Action::FreeRequested, first, 15 * MIB),
+    ];
+    let last = events[0].in_segment(PoolKind::Large, PoolId::DEFAULT, true);
+    let segments = vec![SegmentLayout { size_bytes: 20 * MIB, ..last }];
+    let lives = lives(&Trace { events, segments, ..Trace::default() });
+    let columns = lives.columns.columns.iter();
+    let mib = columns
+        .map(|c| [c.live_last_bytes, c.reserved_last_bytes, c.paused_last_bytes].map(|n| n / MIB));
+    let expected = [
+        [0, 0, 0],
+        [0, 40, 0],
+        [15, 40, 0],
+        [35, 40, 0],
+        [0, 0, 40],
+        [0, 0, 40],
+        [0, 0, 40],
+        [0, 0, 20],
+        [15, 20, 0],
+        [0, 20, 0],
+    ];
+    assert_eq!(mib.collect::<Vec<_>>(), expected);
+    assert_eq!(lives.columns.columns[4].total_max_bytes, 40 * MIB);
+    assert!(lives.layout(5).is_empty());
+    assert_eq!(lives.layout(8)[0].blocks[0].requested_bytes, 15 * MIB);
+}
+
 /// Uses numbers that no device has, in an order that no allocator produces.
 #[test]
 fn numbers_that_contradict_each_other_make_a_page_all_the_same() {
@@ -190,6 +230,8 @@ fn numbers_that_contradict_each_other_make_a_page_all_the_same() {
         Action::SegmentUnmap,
         Action::FreeCompleted,
         Action::SegmentFree,
+        Action::TagPause,
+        Action::TagResume,
     ];
     let mut trace = Trace::default();
     let mut random = 88_172_645_463_325_252_u64;
@@ -198,7 +240,7 @@ fn numbers_that_contradict_each_other_make_a_page_all_the_same() {
         random ^= random >> 7;
         random ^= random << 17;
         let pick = |of: usize, shift: u32| usize::try_from(random >> shift).unwrap() % of;
-        let (action, stream) = (actions[pick(8, 9)], StreamId(random >> 62));
+        let (action, stream) = (actions[pick(10, 9)], StreamId(random >> 62));
         let (address, size) = (addresses[pick(6, 17)], sizes[pick(6, 29)]);
         let time_us = random % 1000;
         // Readers refuse ranges beyond the last address.

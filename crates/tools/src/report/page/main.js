@@ -10,8 +10,7 @@ function choose(moment) {
   drawTimeline();
   drawSegments();
   byId("segments-text").textContent = "";
-  const { live, reserved } = bytesAt(recording, state.moment);
-  byId("timeline-text").textContent = `Chosen: ${when(recording, state.moment)}: ${bytes(live)} live, ${bytes(reserved - live)} cached, ${bytes(reserved)} reserved.`;
+  byId("timeline-text").textContent = `Chosen: ${when(recording, state.moment)}: ${bytesText(bytesAt(recording, state.moment))}.`;
   if (state.holders === "now") drawHolders();
   showAddress();
 }

@@ -40,22 +40,24 @@ function areasOf(recording) {
   return recording.areas;
 }
 
-/// Returns the minimum and maximum of live bytes and the maximum of reserved bytes for each pixel. Also
+/// Returns the minimum and maximum of live bytes and the maxima of reserved bytes, without and with the bytes of
+/// paused tags, for each pixel. Also
 /// returns the moment whose blocks are drawn at the pixel: the one with the most live bytes.
 function pixels(recording, inner) {
   const { column } = recording;
-  const found = { live: new Float64Array(inner), low: new Float64Array(inner), reserved: new Float64Array(inner), at: new Float64Array(inner) };
+  const found = { live: new Float64Array(inner), low: new Float64Array(inner), reserved: new Float64Array(inner), total: new Float64Array(inner), at: new Float64Array(inner) };
   const width = inner + timeline.left + timeline.right;
   let from = placeOf(column.start, Math.floor(momentAtX(timeline.left, width)));
   for (let x = 0; x < inner; x++) {
     const to = placeOf(column.start, Math.floor(momentAtX(timeline.left + x + 1, width)));
-    let live = -1, low = Infinity, reserved = 0, peak = from;
+    let live = -1, low = Infinity, reserved = 0, total = 0, peak = from;
     for (let at = from; at <= Math.max(from, to - 1); at++) {
       if (column.live_max[at] > live) { live = column.live_max[at]; peak = at; }
       low = Math.min(low, column.live_min[at]);
       reserved = Math.max(reserved, column.reserved_max[at]);
+      total = Math.max(total, column.total_max[at]);
     }
-    found.live[x] = live; found.low[x] = low; found.reserved[x] = reserved;
+    found.live[x] = live; found.low[x] = low; found.reserved[x] = reserved; found.total[x] = total;
     found.at[x] = to > from ? column.live_peak[peak] : Math.floor(momentAtX(timeline.left + x, width));
     from = Math.max(from, to);
   }
@@ -70,7 +72,7 @@ function drawTimeline() {
   const tall = height - top - bottom;
   const found = pixels(recording, inner);
   const highest = (list) => list.reduce((most, number) => Math.max(most, number), 1);
-  let most = state.scale === "live" ? highest(found.live) : highest(found.reserved);
+  let most = state.scale === "live" ? highest(found.live) : highest(found.total);
   const { limit } = recording;
   if (state.scale !== "live" && limit && limit.bytes < most * 2) most = Math.max(most, limit.bytes);
   most *= 1.04;
@@ -85,6 +87,7 @@ function drawTimeline() {
     pen.lineTo(left + inner, top + tall);
     pen.fill();
   };
+  area(found.total, colour("paused"));
   area(found.reserved, colour("cached"));
   area(found.live, colour("rounding"));
   area(found.low, colour("live"));
@@ -228,19 +231,25 @@ function areaAt(x, y, width, height) {
 }
 
 /// Returns the live and reserved bytes at a moment: exact values if the page has the moment's rows,
-/// otherwise those of its column.
+/// otherwise those of its column. The bytes of paused tags are always those of the column.
 function bytesAt(recording, moment) {
   const { column, blocks, segments, moments } = recording;
   const known = !moments || moments[placeOf(moments, moment)] === moment;
   if (!known || recording.is_short) {
     const at = placeOf(column.start, moment);
     const peak = (mark, name) => mark.moment === moment ? mark.bytes : column[`${name}_last`][at];
-    return { live: peak(recording.peak_live, "live"), reserved: peak(recording.peak_reserved, "reserved") };
+    return { live: peak(recording.peak_live, "live"), reserved: peak(recording.peak_reserved, "reserved"), paused: column.paused_last[at] };
   }
-  const sums = { live: 0, reserved: 0 };
+  const sums = { live: 0, reserved: 0, paused: column.paused_last[placeOf(column.start, moment)] };
   for (let at = 0; at < blocks.length && blocks.born[at] <= moment; at++) if (moment < blocks.freed[at]) sums.live += blocks.requested[at];
   for (let at = 0; at < segments.length && segments.born[at] <= moment; at++) if (moment < segments.gone[at]) sums.reserved += segments.size[at];
   return sums;
+}
+
+/// Returns the bytes at a moment as text.
+function bytesText({ live, reserved, paused }) {
+  const text = `${bytes(live)} live, ${bytes(reserved - live)} cached, ${bytes(reserved)} reserved`;
+  return paused ? `${text}, ${bytes(paused)} paused` : text;
 }
 
 function when(recording, moment) {
@@ -340,8 +349,7 @@ function hoverTimeline(event, x, y, width, height) {
   const failure = recording.failures.list.find(([at]) => Math.abs(xOf(at, width) - x) < 5);
   const annotation = recording.annotations.find(([at]) => Math.abs(xOf(at, width) - x) < 5);
   const at = areaAt(x, y, width, height);
-  const { live, reserved } = bytesAt(recording, moment);
-  const lines = [`${when(recording, moment)}: ${bytes(live)} live, ${bytes(reserved - live)} cached, ${bytes(reserved)} reserved`];
+  const lines = [`${when(recording, moment)}: ${bytesText(bytesAt(recording, moment))}`];
   if (failure && y < height / 2) {
     const [, size, stream, stack] = failure;
     lines.unshift(`A request of ${exactly(size)} failed on stream ${recording.streams[stream]}`, ...(stack >= 0 ? [`requested by ${callerOf(recording, stack)}`] : []));
@@ -363,6 +371,7 @@ function showJumps() {
   byId("jumps").replaceChildren(element("span", {}, "go to"), ...jumps.map(([name, moment]) => press(name, `go to: ${name}`, () => choose(moment))));
   legend("timeline-legend", [
     ["live: allocated and not freed; large blocks have colours of their own", colour("live")], ["cached: reserved and not live", colour("cached")],
+    ...(recording.column.total_max.some((total, at) => total > recording.column.reserved_max[at]) ? [["paused: released, the addresses are kept", colour("paused")]] : []),
     ...(failures.length ? [[`request failed (${grouped(recording.failures.total)})`, colour("limit")]] : []),
     ...(recording.annotations.length ? [["annotation", colour("text")]] : []),
     ["the chosen moment", colour("accent")],
