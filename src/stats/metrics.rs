@@ -109,6 +109,12 @@ impl Metrics {
                 }
             }
         }
+        let help = "Bytes of tags whose memory a pause released";
+        let new = || Metric::Now(Unit::Bytes, Family::default());
+        if let Metric::Now(_, family) = self.of("paused", help, new) {
+            let bytes = i64::try_from(statistics.paused_bytes).unwrap_or(i64::MAX);
+            family.get_or_create(&labels).set(bytes);
+        }
         for (name, help, sum) in sums(statistics) {
             let new = || Metric::Sum(Family::default());
             if let Metric::Sum(family) = self.of(name, help, new) {
@@ -181,6 +187,7 @@ mod tests {
         statistics.allocated_bytes.all.increase(4096);
         statistics.allocated_bytes.small.increase(4096);
         statistics.num_ooms = 2;
+        statistics.paused_bytes = 512;
         statistics.own.push(OwnCounter { name: "mine.rare", count: 3 });
         let of = |device, statistics: &Statistics| Measured {
             device: DeviceId(device),
@@ -198,6 +205,7 @@ mod tests {
             format!(r#"stratalloc_allocated_bytes{{device="0",{labels},pool="all"}} 4096"#),
             format!(r#"stratalloc_allocated_bytes{{device="1",{labels},pool="all"}} 0"#),
             format!(r#"stratalloc_allocated_peak_bytes{{device="0",{labels},pool="small"}} 4096"#),
+            format!(r#"stratalloc_paused_bytes{{device="0",{labels}}} 512"#),
             format!(r#"stratalloc_ooms_total{{device="0",{labels}}} 2"#),
             format!(r#"stratalloc_fragmentation{{device="0",{labels}}} 0.25"#),
             format!(r#"stratalloc_mine_rare_total{{device="0",{labels}}} 3"#),

@@ -149,6 +149,8 @@ pub struct Statistics {
     pub misses: u64,
     /// The number of free blocks.
     pub free_blocks: u64,
+    /// Bytes of tags whose memory a pause released and no resume has mapped since. They are not reserved.
+    pub paused_bytes: u64,
     /// Bytes reserved from the driver by each private pool, in no order; pools that never reserved any
     /// are left out. A pool that no longer exists is listed with a current value of 0 until peaks and
     /// sums are reset. Not among the keys of the PyTorch version whose recordings are verified.
@@ -231,6 +233,7 @@ impl Default for Statistics {
             hits: 0,
             misses: 0,
             free_blocks: 0,
+            paused_bytes: 0,
             reserved_by_pool: Vec::new(),
             own: Vec::new(),
         }
@@ -359,6 +362,7 @@ impl Statistics {
             ("hits", self.hits.cast_signed()),
             ("misses", self.misses.cast_signed()),
             ("num_oom_rejections", self.num_oom_rejections),
+            ("paused_bytes", self.paused_bytes.cast_signed()),
         ];
         keys.extend(besides.map(|(name, value)| (name.to_owned(), value)));
         for (pool, reserved) in &self.reserved_by_pool {
@@ -453,7 +457,8 @@ mod tests {
         let keys = statistics.keys();
         assert_eq!(keys[..122], statistics.pytorch_keys());
         let behind: Vec<_> = keys[122..].iter().map(|(name, value)| (&**name, *value)).collect();
-        let of_all = ["free_blocks", "hits", "misses", "num_oom_rejections"].map(|name| (name, 0));
+        let of_all = ["free_blocks", "hits", "misses", "num_oom_rejections", "paused_bytes"]
+            .map(|name| (name, 0));
         assert_eq!(behind[..4], of_all);
         assert_eq!(behind[4..], [("mine.never", 0), ("mine.rare", 3)]);
         let text = statistics.summary();

@@ -86,6 +86,7 @@ fn add(sum: &mut Statistics, one: &Statistics) {
     sum.hits += one.hits;
     sum.misses += one.misses;
     sum.free_blocks += one.free_blocks;
+    sum.paused_bytes += one.paused_bytes;
     for (pool, reserved) in &one.reserved_by_pool {
         match sum.reserved_by_pool.iter_mut().find(|(known, _)| known == pool) {
             Some((_, known)) => known.add(reserved),

@@ -112,7 +112,7 @@ impl Sleep {
     }
 
     /// Returns the bytes of pages whose memory was released.
-    fn asleep_bytes(&self) -> u64 {
+    pub(super) fn asleep_bytes(&self) -> u64 {
         let released = self.pages.values().filter(|page| page.held.is_none());
         released.map(|page| page.size_bytes).sum()
     }

@@ -80,6 +80,7 @@ impl Counters for Engine {
             let known = state.heap.block_count() - state.heap.unmapped_count();
             statistics.free_blocks += known as u64 - active;
         }
+        statistics.paused_bytes = growth.pools.tags().map(|(_, tag)| tag.asleep_bytes()).sum();
         let peaks = self.ledger.peaks();
         for (family, counter) in [
             (&mut statistics.allocation, CounterIndex::Allocation),
