@@ -8,6 +8,7 @@
 //! Source: PyTorch's `MemPool`, `use_mem_pool` and the pools of CUDA graphs.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
@@ -272,12 +273,15 @@ impl Drop for MemoryPool<'_> {
 }
 
 /// An open scope. Dropping it closes the scope and removes the user that the scope added, so a failed
-/// capture leaves nothing behind.
+/// capture leaves nothing behind. It stays on the thread that opened it, whose newest scope of the pool a
+/// drop closes.
 #[must_use = "dropping it closes the scope"]
 #[derive(Debug)]
 pub struct PoolScope<'a> {
     pools: &'a dyn PrivatePools,
     pool: PoolId,
+    /// Not sent to other threads.
+    opened_here: PhantomData<*const ()>,
 }
 
 impl<'a> PoolScope<'a> {
@@ -292,7 +296,7 @@ impl<'a> PoolScope<'a> {
         filter: ScopeFilter,
     ) -> Result<Self, PoolError> {
         pools.open_scope(pool, filter)?;
-        Ok(Self { pools, pool })
+        Ok(Self { pools, pool, opened_here: PhantomData })
     }
 
     /// Returns the pool of the scope.

@@ -389,13 +389,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Releases pinned memory. What fails is kept for a later try.
-    pub(super) fn unpin(&self, growth: &mut Growth, mut stores: Vec<PinnedId>) {
+    /// Releases pinned memory, which takes time in proportion to its size. Returns what the driver failed to
+    /// release.
+    pub(super) fn unpin(&self, mut stores: Vec<PinnedId>) -> Vec<PinnedId> {
         stores.retain(|store| match self.driver.pinned_memory() {
             Some(memory) => memory.unpin(*store).is_err(),
             None => true,
         });
-        growth.leftovers.pinned.extend(stores);
+        stores
     }
 
     /// Releases the stream and the buffers for copies, unless a pause or a resume uses them. Releases other
@@ -409,19 +410,16 @@ impl Engine {
             && synchronize_outside_captures(&*self.driver).is_ok()
         {
             let stores = std::mem::take(&mut growth.leftovers.pinned);
-            self.unpin(growth, stores);
+            growth.leftovers.pinned = self.unpin(stores);
         }
     }
 
     /// Releases the stream and the buffers for copies. If copies may still run, keeps the pinned memory for a
     /// later try.
     fn drop_copier(&self, growth: &mut Growth, copier: Copier, is_over: bool) {
-        let pinned = copier.buffers.iter().map(|buffer| buffer.pinned);
-        if is_over {
-            self.unpin(growth, pinned.collect());
-        } else {
-            growth.leftovers.pinned.extend(pinned);
-        }
+        let pinned = copier.buffers.iter().map(|buffer| buffer.pinned).collect();
+        let kept = if is_over { self.unpin(pinned) } else { pinned };
+        growth.leftovers.pinned.extend(kept);
         let events: Vec<_> =
             copier.buffers.iter().map(|buffer| (buffer.event, copier.stream)).collect();
         self.events.return_unused(&events);
@@ -434,7 +432,8 @@ impl Engine {
     pub(super) fn drop_backups(&self) {
         let mut growth = self.growth.lock();
         let stores = growth.pools.take_stores();
-        self.unpin(&mut growth, stores);
+        let kept = self.unpin(stores);
+        growth.leftovers.pinned.extend(kept);
         self.release_copier(&mut growth);
     }
 }

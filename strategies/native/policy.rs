@@ -42,11 +42,12 @@ impl HitPolicy {
 
     /// Returns the policy for a private pool. The garbage collector handles only the default pool, and
     /// memory of a pool's own allocator cannot be mapped page by page. A tag always has expandable
-    /// segments, but the setting determines how they are split.
+    /// segments, but the setting determines how they are split, and which count as oversize.
     pub(super) fn in_pool(mut self, options: &PoolOptions) -> Self {
         self.rules.expandable &= options.allocator.is_none();
         self.rules.rest_min_bytes =
             FitRules::rest_min_bytes(self.rules.expandable, options.no_split);
+        self.rules.oversize_in_expandable |= options.tag.is_some() && !self.rules.expandable;
         self.rules.expandable |= options.tag.is_some();
         self.clock_runs = false;
         self

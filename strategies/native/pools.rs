@@ -335,7 +335,10 @@ impl Engine {
         }
         let tags = forgotten.iter_mut().filter_map(|pool| pool.sleep.as_mut());
         let stores: Vec<_> = tags.flat_map(|sleep| sleep.backup.take_stores()).collect();
-        self.unpin(growth, stores);
+        if !stores.is_empty() {
+            let kept = MutexGuard::unlocked(growth, || self.unpin(stores));
+            growth.leftovers.pinned.extend(kept);
+        }
         // Dropping a pool drops its own allocator, which is user code: no lock may be held.
         if forgotten.iter().any(|pool| pool.options.allocator.is_some()) {
             MutexGuard::unlocked(growth, || drop(forgotten));

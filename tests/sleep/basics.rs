@@ -211,15 +211,19 @@ fn two_tags_share_no_page_and_pause_independently() {
 /// same rule.
 #[test]
 fn segments_of_a_tag_have_the_sizes_of_the_setting() {
-    let sizes = |tag: bool| {
+    let sizes = |conf: &str, tag: bool| {
         let host = host();
-        let allocator = built("", host);
+        let allocator = built(conf, host);
         let pools = allocator.private_pools();
         let options =
             if tag { tagged(TagOptions::host("weights")) } else { PoolOptions::default() };
         pools.create_pool(TAG, options).unwrap();
         let bytes = [512, 3000, 5 * MIB, 9 * MIB, 14 * MIB, 31 * MIB, MIB + 1, 18 * MIB];
         let blocks = bytes.map(|bytes| allocator.take_in(TAG, bytes, HOME));
+        // An oversize block, which `max_split_size_mb` does not split.
+        let oversize = allocator.take_in(TAG, 40 * MIB, HOME);
+        allocator.give(oversize);
+        let small = allocator.take_in(TAG, 11 * MIB, HOME);
         let layout = pools.pool_layout(TAG).unwrap();
         assert!(layout.iter().all(|segment| segment.expandable == tag));
         // A mapped range of a reservation is one segment, wherever the addresses are.
@@ -228,10 +232,12 @@ fn segments_of_a_tag_have_the_sizes_of_the_setting() {
             .map(|segment| segment.blocks.iter().map(|block| block.size_bytes).collect())
             .collect();
         found.sort();
-        blocks.into_iter().for_each(|block| allocator.give(block));
+        blocks.into_iter().chain([small]).for_each(|block| allocator.give(block));
         found
     };
-    assert_eq!(sizes(true), sizes(false));
+    for conf in ["", "max_split_size_mb:20"] {
+        assert_eq!(sizes(conf, true), sizes(conf, false), "{conf}");
+    }
 }
 
 #[test]
@@ -260,6 +266,7 @@ fn numbers_of_other_pools_leave_out_what_sleeps() {
     let sleeps = [30 * MIB; 2].map(|bytes| allocator.take_in(TAG, bytes, HOME));
     sleeping(&allocator).pause(TAG, &PauseOptions::default()).unwrap();
     assert_eq!(allocator.stats().cached_bytes(), 0);
+    assert_eq!(allocator.stats().paused_bytes, 60 * MIB);
     let other = allocator.take(30 * MIB);
     let Err(SleepError::OutOfMemory(report)) = sleeping(&allocator).resume(TAG) else {
         panic!("34 of 60 MiB are free")
