@@ -152,8 +152,8 @@ impl SystemBlock {
         Some(unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) })
     }
 
-    /// Releases the memory of the whole pages inside `range` (offsets in bytes) to the system, if the block is
-    /// a separate mapping. The bytes of the range are undefined afterwards, but initialized if they were.
+    /// Releases the memory of the whole pages inside `range` (offsets in bytes) to the system, if the block
+    /// is a separate mapping. The bytes of the range are undefined afterwards, but initialized if they were.
     pub fn discard(&mut self, range: Range<usize>) {
         #[cfg(target_os = "linux")]
         if matches!(self.origin, Origin::Mapping)

@@ -19,8 +19,8 @@ use crate::size::MIB;
 /// The most pools that the error of a resume names.
 const POOLS_MAX: usize = 5;
 
-/// The most bytes of pages that are mapped before the copies to them are submitted. On the bus these take a few
-/// milliseconds.
+/// The most bytes of pages that are mapped before the copies to them are submitted. On the bus these take
+/// a few milliseconds.
 const RANGE_BYTES: u64 = 256 * MIB;
 
 /// The pages that were mapped when a call failed.
@@ -126,8 +126,8 @@ impl Engine {
         }
     }
 
-    /// Takes the memory for all pages of a tag and maps it. Submits the copies of a kept backup, those of each
-    /// range as soon as it is mapped. Returns the bytes mapped.
+    /// Takes the memory for all pages of a tag and maps it. Submits the copies of a kept backup, those of
+    /// each range as soon as it is mapped. Returns the bytes mapped.
     fn map_tag(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -200,6 +200,19 @@ impl Engine {
             self.take_back(growth, memory, pool, &missing, &pieces, mapped);
             return Err(error);
         }
+        self.note_mapped(growth, pool, &pages, &missing, pieces);
+        Ok(bytes)
+    }
+
+    /// Counts and announces the pages of a tag, all of which are mapped.
+    fn note_mapped(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        pool: PoolId,
+        pages: &[ToMap],
+        missing: &[ToMap],
+        pieces: Vec<PhysicalId>,
+    ) {
         let pieces = missing
             .iter()
             .zip(pieces)
@@ -210,17 +223,16 @@ impl Engine {
             sleep.pages.clear();
             sleep.is_mapped = true;
         }
-        for (_, page) in &missing {
+        for (_, page) in missing {
             growth.pages_mapped_again(pool, page.kind, page.size_bytes);
         }
-        for PageRange { address, size_bytes, first } in ranges_of(&missing, u64::MAX) {
+        for PageRange { address, size_bytes, first } in ranges_of(missing, u64::MAX) {
             if let Some(cell) = self.heaps.get(first.heap) {
                 growth.counters.num_device_alloc += 1;
                 self.announce(growth, Action::SegmentMap, address, size_bytes, cell);
                 self.record(Action::TagResume, address, size_bytes, cell);
             }
         }
-        Ok(bytes)
     }
 
     /// Creates the memory for these pages. Releases cached memory if it is short. Returns the bytes that
@@ -388,8 +400,8 @@ impl Engine {
     }
 }
 
-/// Returns the contiguous ranges of pages, which are in address order, each inside one reservation. A range of
-/// several pages has at most `most_bytes`.
+/// Returns the contiguous ranges of pages, which are in address order, each inside one reservation. A range
+/// of several pages has at most `most_bytes`.
 fn ranges_of(pages: &[ToMap], most_bytes: u64) -> Vec<PageRange> {
     let mut ranges: Vec<PageRange> = Vec::new();
     for (address, page) in pages {
