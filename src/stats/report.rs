@@ -459,8 +459,8 @@ mod tests {
         let behind: Vec<_> = keys[122..].iter().map(|(name, value)| (&**name, *value)).collect();
         let of_all = ["free_blocks", "hits", "misses", "num_oom_rejections", "paused_bytes"]
             .map(|name| (name, 0));
-        assert_eq!(behind[..4], of_all);
-        assert_eq!(behind[4..], [("mine.never", 0), ("mine.rare", 3)]);
+        assert_eq!(behind[..5], of_all);
+        assert_eq!(behind[5..], [("mine.never", 0), ("mine.rare", 3)]);
         let text = statistics.summary();
         assert!(text.ends_with("\nmine.rare 3\n") && !text.contains("never"), "{text}");
     }
