@@ -24,7 +24,7 @@ use super::generation::Generation;
 use super::hooks;
 use super::ledger::Ledger;
 use super::no_scopes::NoScopes;
-use crate::allocator::{Counters, DeviceAllocator, Request};
+use crate::allocator::{Allocation, Counters, DeviceAllocator, Request};
 use crate::driver::CaptureStatus;
 use crate::error::{AllocError, DriverError, OutOfMemory};
 use crate::size::human_bytes;
@@ -36,23 +36,37 @@ use crate::sync::{All, Defer, Read};
 /// ends the loop if a callback switches on every call.
 const ATTEMPTS_MAX: usize = 64;
 
+/// A failed request.
+struct Refused {
+    error: AllocError,
+    /// Whether its allocator has no hooks, so that it notified no observer.
+    is_silent: bool,
+    /// Whether its allocator was replaced during the call.
+    was_replaced: bool,
+}
+
 impl Core {
     /// Allocates from the current allocator. If that fails, calls [`retry`](Self::retry).
     #[inline(always)]
-    pub(super) fn take<T>(
-        &self,
-        request: Request,
-        take: impl Fn(&Generation) -> Result<T, AllocError>,
-    ) -> Result<T, AllocError> {
+    pub(super) fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
         let generation = self.generations.read();
         // The result stays in one variable up to the caller, because each copy costs time on the fast path.
-        let mut taken = take(&generation);
-        if taken.is_err() {
-            taken = self.retry(request, generation, taken, &take);
-        } else {
-            self.leave(generation);
+        let mut taken = generation.strategy.allocate(request);
+        match taken {
+            Ok(_) => {
+                self.leave(generation);
+            }
+            Err(error) => taken = self.retry(request, self.refused(error, generation)),
         }
         taken
+    }
+
+    /// Ends a call that `generation` has refused. Inlined, because a guard that is passed to a function lies
+    /// in memory from its creation on.
+    #[inline(always)]
+    fn refused(&self, error: AllocError, generation: Read<'_, Generation>) -> Refused {
+        let is_silent = generation.has_no_hooks();
+        Refused { error, is_silent, was_replaced: self.leave(generation) }
     }
 
     /// Retries a failed request if it is out of memory: on the new current allocator if the old one was
@@ -60,21 +74,13 @@ impl Core {
     /// notified of the last failure only.
     #[cold]
     #[inline(never)]
-    fn retry<'g, T>(
-        &'g self,
-        request: Request,
-        mut generation: Read<'g, Generation>,
-        mut taken: Result<T, AllocError>,
-        take: &impl Fn(&Generation) -> Result<T, AllocError>,
-    ) -> Result<T, AllocError> {
+    fn retry(&self, request: Request, mut refused: Refused) -> Result<Allocation, AllocError> {
         let (mut counted, mut may_make_room) = (0, true);
         for attempt in 1.. {
-            let is_silent = generation.strategy.control().hooks.is_none();
-            let was_replaced = self.leave(generation);
-            let Err(AllocError::OutOfMemory(report)) = &mut taken else { break };
-            let is_counted = hooks::was_refused() || is_silent;
+            let AllocError::OutOfMemory(report) = &mut refused.error else { break };
+            let is_counted = hooks::was_refused() || refused.is_silent;
             counted += i64::from(is_counted);
-            let again = was_replaced && attempt < ATTEMPTS_MAX
+            let again = refused.was_replaced && attempt < ATTEMPTS_MAX
                 || std::mem::take(&mut may_make_room) && self.make_room(request);
             if !again {
                 self.ledger.lock().hide_refusals((counted - 1).max(0));
@@ -82,13 +88,20 @@ impl Core {
                 if is_counted {
                     self.hooks.notify_out_of_memory(report);
                 }
-                return taken;
+                return Err(refused.error);
             }
-            generation = self.generations.read();
-            taken = take(&generation);
+            let generation = self.generations.read();
+            match generation.strategy.allocate(request) {
+                Ok(taken) => {
+                    self.leave(generation);
+                    self.ledger.lock().hide_refusals(counted);
+                    return Ok(taken);
+                }
+                Err(error) => refused = self.refused(error, generation),
+            }
         }
         self.ledger.lock().hide_refusals(counted);
-        taken
+        Err(refused.error)
     }
 
     /// Adds a hint to the report with the bytes that retired allocators still hold.

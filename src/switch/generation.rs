@@ -27,6 +27,13 @@ pub(super) struct Generation {
 }
 
 impl Generation {
+    /// Returns true if the strategy has no hooks.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn has_no_hooks(&self) -> bool {
+        self.strategy.control().hooks.is_none()
+    }
+
     /// Creates a generation. A strategy without counters is wrapped in the layer `statistics`. So is one
     /// with a `front` inside another layer: the counters below a `front` treat blocks cached by threads as
     /// live.

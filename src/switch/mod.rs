@@ -34,7 +34,6 @@ use crate::ids::StreamId;
 use crate::registry::{self, BuildError, BuildOptions};
 use crate::stats::Usage;
 use crate::strategies::Strategy;
-use crate::sync::Read;
 
 use self::core::Core;
 use self::generation::Generation;
@@ -163,20 +162,15 @@ impl Switchable {
         self.core.generations.retired()
     }
 
-    /// Ends a free that the current allocator, `generation`, has refused. If it did not make the block,
-    /// frees the block in the allocator that did.
+    /// Frees a block that the current allocator has refused, in the allocator that made the block. Returns
+    /// the same error if the current one did.
     #[cold]
     #[inline(never)]
-    fn free_by_maker(
-        &self,
-        generation: Read<'_, Generation>,
-        freed: Result<(), FreeError>,
-    ) -> Result<(), FreeError> {
-        self.core.leave(generation);
-        let FreeError { reason, mut allocation } = match freed {
-            Err(refused) if is_unknown(&refused.reason) => refused,
-            freed => return freed,
-        };
+    fn free_by_maker(&self, refused: FreeError) -> Result<(), FreeError> {
+        if !is_unknown(&refused.reason) {
+            return Err(refused);
+        }
+        let FreeError { reason, mut allocation } = refused;
         // The allocator that made a live block is in this list, even if it became the current one just now.
         let (maker, answer) = 'found: {
             for generation in self.core.generations.all() {
@@ -237,20 +231,22 @@ impl fmt::Debug for CurrentStrategy {
 impl DeviceAllocator for Switchable {
     #[inline]
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
-        self.core.take(request, |generation| generation.strategy.allocate(request))
+        self.core.allocate(request)
     }
 
     #[inline]
     fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
         let generation = self.core.generations.read();
-        // The result stays in one variable up to the caller, because each copy costs time on the fast path.
-        let mut freed = generation.strategy.free(allocation);
-        if freed.is_err() {
-            freed = self.free_by_maker(generation, freed);
-        } else {
-            self.core.leave(generation);
+        match generation.strategy.free(allocation) {
+            Ok(()) => {
+                self.core.leave(generation);
+                Ok(())
+            }
+            Err(refused) => {
+                self.core.leave(generation);
+                self.free_by_maker(refused)
+            }
         }
-        freed
     }
 
     fn name(&self) -> &str {

@@ -84,7 +84,7 @@ impl<T> Drop for Read<'_, T> {
 #[cold]
 #[inline(never)]
 fn drop_counted<T>(at: *const T) {
-    // SAFETY: `at` is the result of `Arc::into_raw` in `read_counted`, and a read is dropped once.
+    // SAFETY: `at` is the result of `Arc::into_raw` in `count_read`, and a read is dropped once.
     drop(unsafe { Arc::from_raw(at) });
 }
 
@@ -100,14 +100,15 @@ impl<T: Send + Sync> Swap<T> {
     /// Returns the current value. It lives until the read is dropped, even if it is replaced before.
     #[inline(always)]
     pub(crate) fn read(&self) -> Read<'_, T> {
-        let Some(slot) = slots::idle() else {
-            return self.read_counted();
+        let slot = slots::idle();
+        let at = match slot {
+            None => self.count_read(),
+            Some(slot) => {
+                let at = self.current.load(Ordering::Acquire);
+                if self.announce(slot, at) == at { at } else { self.announce_again(slot) }
+            }
         };
-        let at = self.current.load(Ordering::Acquire);
-        if self.announce(slot, at) == at {
-            return Read { at, slot: Some(slot), swap: self };
-        }
-        self.read_again(slot)
+        Read { at, slot, swap: self }
     }
 
     /// Announces that the thread reads the value at `at`, and returns the address of the current value.
@@ -118,23 +119,24 @@ impl<T: Send + Sync> Swap<T> {
         self.current.load(Ordering::Acquire)
     }
 
-    /// Reads a value that is just being replaced.
+    /// Announces a value that is just being replaced. Returns its address.
     #[cold]
     #[inline(never)]
-    fn read_again(&self, slot: &'static HazardSlot) -> Read<'_, T> {
+    fn announce_again(&self, slot: &HazardSlot) -> *const T {
         let mut at = self.current.load(Ordering::Acquire);
         loop {
             match self.announce(slot, at) {
-                now if now == at => return Read { at, slot: Some(slot), swap: self },
+                now if now == at => return at,
                 now => at = now,
             }
         }
     }
 
+    /// Counts a read without a slot. Returns the address of its value.
     #[cold]
     #[inline(never)]
-    fn read_counted(&self) -> Read<'_, T> {
-        Read { at: Arc::into_raw(self.current()), slot: None, swap: self }
+    fn count_read(&self) -> *const T {
+        Arc::into_raw(self.current())
     }
 
     /// Calls `read` with the current value.
