@@ -1,7 +1,8 @@
 //! The bins of free blocks by size, and the set of bins that are not empty.
 //!
-//! Every multiple of 512 B up to 512 KiB has its own bin; above that, each power of two is divided into
-//! 64 bins. A bitmap of the bins and a bitmap of its words find the next non-empty bin in a few steps.
+//! Every multiple of 512 B up to 512 KiB has its own bin. Above that, each power of two is divided into
+//! 64 bins, which include their upper border: the remainder of a whole segment often has the same bin as
+//! the segment. A bitmap of the bins and a bitmap of its words find the next non-empty bin in a few steps.
 
 use crate::size::{KIB, MIN_BLOCK_BYTES};
 
@@ -12,9 +13,11 @@ pub(super) const EXACT_MAX_BYTES: u64 = 512 * KIB;
 const EXACT_BINS: usize = (EXACT_MAX_BYTES / MIN_BLOCK_BYTES) as usize + 1;
 /// The number of bits of a size behind its leading bit that choose one of 64 bins.
 const PARTS_LOG2: u32 = 6;
-/// A size as a `f32`, cut to its exponent and the first bits of its mantissa.
-const FLOAT_SHIFT: u32 = f32::MANTISSA_DIGITS - 1 - PARTS_LOG2;
-const FIRST_FLOAT: u32 = (EXACT_MAX_BYTES as f32 / 2.0).to_bits() >> FLOAT_SHIFT;
+/// The bytes of the narrowest bin of several sizes, as a power of two.
+const NARROWEST_LOG2: u32 = EXACT_MAX_BYTES.trailing_zeros() - PARTS_LOG2;
+/// A size as a `f64`, cut to its exponent and the first bits of its mantissa.
+const FLOAT_SHIFT: u32 = f64::MANTISSA_DIGITS - 1 - PARTS_LOG2;
+const FIRST_FLOAT: u64 = ((EXACT_MAX_BYTES >> NARROWEST_LOG2) as f64).to_bits() >> FLOAT_SHIFT;
 
 /// The number of bins, some of which are never used.
 pub(super) const BINS: usize = 4096;
@@ -26,14 +29,15 @@ const _: () = assert!(bin_of(u64::MAX - (MIN_BLOCK_BYTES - 1)) < BINS);
 /// Returns the bin for blocks of `size_bytes`, a multiple of 512 and at least 512. It never falls when the
 /// size grows.
 #[inline(always)]
-#[expect(clippy::cast_precision_loss, reason = "rounding keeps the order of sizes")]
+#[expect(clippy::cast_precision_loss, reason = "numbers below 2^51 are exact")]
+#[expect(clippy::cast_possible_truncation, reason = "the bits of the exponent and a few more")]
 pub(super) const fn bin_of(size_bytes: u64) -> usize {
     if size_bytes <= EXACT_MAX_BYTES {
         return (size_bytes / MIN_BLOCK_BYTES) as usize % BINS;
     }
     // A float's bits are the logarithm that divides powers of two evenly, and cost one instruction. The
-    // conversion of signed numbers is the cheap one; no size has the bit that is cut off here.
-    let float = ((size_bytes >> 1) as i64 as f32).to_bits() >> FLOAT_SHIFT;
+    // conversion of signed numbers is the cheap one.
+    let float = (((size_bytes - 1) >> NARROWEST_LOG2) as i64 as f64).to_bits() >> FLOAT_SHIFT;
     (float as usize - (FIRST_FLOAT as usize - EXACT_BINS)) % BINS
 }
 
@@ -107,7 +111,8 @@ mod tests {
             }
         }
         assert_eq!([512, 512 * KIB, 512 * KIB + 512].map(bin_of), [1, EXACT_BINS - 1, EXACT_BINS]);
-        assert!(bin_of(MIB - 512) < bin_of(MIB) && bin_of(u64::MAX - 511) < BINS);
+        assert_eq!(bin_of(2 * MIB - 512), bin_of(2 * MIB));
+        assert!(bin_of(2 * MIB) < bin_of(2 * MIB + 512) && bin_of(u64::MAX - 511) < BINS);
     }
 
     quickcheck::quickcheck! {

@@ -142,6 +142,7 @@ impl Heap {
                 })?;
             }
         }
-        ensure(live == starts.len(), "I8", || format!("{live} live, {} starts", starts.len()))
+        let count = starts.count(self.slab.blocks());
+        ensure(live == count, "I8", || format!("{live} live, {count} starts"))
     }
 }

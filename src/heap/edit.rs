@@ -290,15 +290,16 @@ impl Heap {
     #[inline(always)]
     fn retire(&mut self, slot: Slot) {
         let (blocks, _) = self.slab.parts();
-        let block = block_at_mut(blocks, slot);
-        debug_assert!(block.state == BlockState::Live, "only live blocks are freed");
-        block.generation = block.generation.wrapping_add(1);
+        // Before any change of the block, so that a search by address and this compute the bucket once.
         if self.has_extras
             && let Some(starts) = &mut self.starts
         {
-            let (address, over) = (block.address, block.over);
-            starts.remove(blocks, slot, address, over);
+            let address = block_at(blocks, slot).address;
+            starts.remove(blocks, slot, address);
         }
+        let block = block_at_mut(blocks, slot);
+        debug_assert!(block.state == BlockState::Live, "only live blocks are freed");
+        block.generation = block.generation.wrapping_add(1);
     }
 
     /// Makes a drained block free, and joins it with its free neighbours.
@@ -329,21 +330,23 @@ impl Heap {
             (block.address, block.previous) = (removed.address, removed.previous);
             block.key = self.order.joined_key(removed.key, block.key);
         }
-        let next = block_at(blocks, slot).next;
-        if block_at(blocks, next).state == BlockState::Free {
-            let removed = *block_at(blocks, next);
-            bins.remove(blocks, bin_of(removed.size_bytes), next);
-            vacant.vacate(blocks, next);
-            size_bytes += removed.size_bytes;
-            joined += 1;
-            block_at_mut(blocks, removed.next).previous = slot;
-            block_at_mut(blocks, slot).next = removed.next;
-        }
-        block_at_mut(blocks, slot).size_bytes = size_bytes;
         if self.order.updates_on_hit() {
             self.order.note_birth(slot, clock());
         }
-        bins.insert(blocks, slot, size_bytes);
+        let next = block_at(blocks, slot).next;
+        if block_at(blocks, next).state == BlockState::Free {
+            let Block { size_bytes: next_bytes, next: behind, .. } = *block_at(blocks, next);
+            size_bytes += next_bytes;
+            joined += 1;
+            let block = block_at_mut(blocks, slot);
+            (block.size_bytes, block.next) = (size_bytes, behind);
+            block_at_mut(blocks, behind).previous = slot;
+            bins.replace(blocks, bin_of(next_bytes), next, slot, size_bytes);
+            vacant.vacate(blocks, next);
+        } else {
+            block_at_mut(blocks, slot).size_bytes = size_bytes;
+            bins.insert(blocks, slot, size_bytes);
+        }
         let block = block_at(blocks, slot);
         let mut inactive = SplitChange::default();
         if !block.is_expandable() {
@@ -495,7 +498,6 @@ impl Parts<'_> {
         splits: bool,
     ) -> AllocatedBlock {
         let blocks = &mut *self.blocks;
-        self.bins.remove(blocks, bin, slot);
         let whole = block_at(blocks, slot);
         debug_assert!(whole.state == BlockState::Free, "I3: only free blocks are allocated");
         debug_assert!(whole.kind == kind && whole.size_bytes >= rounded_bytes);
@@ -505,7 +507,7 @@ impl Parts<'_> {
             if let Some((order, clock)) = &mut self.order {
                 order.note_split(blocks, slot, rest, *clock);
             }
-            self.bins.insert(blocks, rest, rest_bytes);
+            self.bins.replace(blocks, bin, slot, rest, rest_bytes);
             let front = block_at(blocks, slot);
             // Parts of expandable segments are not counted: they are not fragmentation.
             if front.is_expandable() {
@@ -515,11 +517,14 @@ impl Parts<'_> {
             } else {
                 SplitChange { count: 0, bytes: -signed(rounded_bytes) }
             }
-        } else if whole.is_expandable() {
-            SplitChange::default()
         } else {
-            let count = -i64::from(whole.is_split());
-            SplitChange { count, bytes: -signed(whole.size_bytes) & count }
+            let mut inactive = SplitChange::default();
+            if !whole.is_expandable() {
+                inactive.count = -i64::from(whole.is_split());
+                inactive.bytes = -signed(whole.size_bytes) & inactive.count;
+            }
+            self.bins.remove(blocks, bin, slot);
+            inactive
         };
         let block = block_at_mut(blocks, slot);
         block.state = BlockState::Live;

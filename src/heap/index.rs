@@ -100,7 +100,11 @@ impl Bins {
     /// Inserts a block of this size that is in no index.
     #[inline(always)]
     pub(super) fn insert(&mut self, blocks: &mut [Block], new: Slot, size_bytes: u64) {
-        let bin = bin_of(size_bytes);
+        self.insert_in(blocks, bin_of(size_bytes), new);
+    }
+
+    #[inline(always)]
+    fn insert_in(&mut self, blocks: &mut [Block], bin: usize, new: Slot) {
         let others = &mut self.bins[bin % BINS];
         if others.first().is_none() {
             others.set_only(new);
@@ -119,6 +123,26 @@ impl Bins {
             self.filled.remove(bin);
         } else {
             others.remove(blocks, old);
+        }
+    }
+
+    /// Removes `old`, which is in `bin`, and inserts `new`, which has this size and is in no index.
+    #[inline(always)]
+    pub(super) fn replace(
+        &mut self,
+        blocks: &mut [Block],
+        bin: usize,
+        old: Slot,
+        new: Slot,
+        size_bytes: u64,
+    ) {
+        let new_bin = bin_of(size_bytes);
+        let others = &mut self.bins[bin % BINS];
+        if new_bin == bin && others.is_single() {
+            others.set_only(new);
+        } else {
+            self.remove(blocks, bin, old);
+            self.insert_in(blocks, new_bin, new);
         }
     }
 }

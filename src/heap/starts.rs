@@ -1,32 +1,27 @@
 //! Live blocks by address: a hash table that grows by one bucket at a time.
 //!
-//! Linear hashing, with chains threaded through the blocks: an insertion never moves more than one
-//! bucket and never copies the table. The table never shrinks. It exists only for callers that free by
-//! address.
+//! Linear hashing, with chains threaded through the blocks: a new bucket takes blocks from one other bucket
+//! only, so that no insertion rehashes the whole table. The table never shrinks. It exists only for callers
+//! that free by address.
 //!
 //! Source of the scheme: W. Litwin, "Linear Hashing", VLDB 1980.
 
 use super::at::{block_at, block_at_mut};
 use super::block::{Block, Slot};
 
-const CHUNK_BUCKETS: usize = 1024;
-
 #[derive(Debug, Default)]
 pub(super) struct Starts {
-    /// The heads of the chains, in chunks that never move.
-    chunks: Vec<Box<[Slot; CHUNK_BUCKETS]>>,
-    buckets: usize,
-    /// The least power of two that is not below `buckets`, minus one.
+    /// The first block of each bucket's chain.
+    heads: Vec<Slot>,
+    /// The least power of two that is not below the number of buckets, minus one.
     mask: usize,
-    entries: usize,
 }
 
 impl Starts {
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&self, blocks: &[Block], address: u64) -> Option<Slot> {
-        let bucket = self.bucket_of(address);
-        // Without buckets there is no chunk either.
-        let mut at = self.chunks.get(bucket / CHUNK_BUCKETS)?[bucket % CHUNK_BUCKETS];
+        // Without buckets there is no head either.
+        let mut at = *self.heads.get(self.bucket_of(address))?;
         while !at.is_none() {
             let block = block_at(blocks, at);
             if block.address == address {
@@ -37,22 +32,21 @@ impl Starts {
         None
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert(&mut self, blocks: &mut [Block], slot: Slot, address: u64) {
-        // Twice as many buckets as blocks keep most chains at length one.
-        while self.buckets <= 2 * self.entries {
-            self.split_one(blocks);
+        // Two buckets for each slot in use keep most chains at length one.
+        if self.heads.len() <= 2 * slot.index() as usize {
+            self.grow(blocks, slot);
         }
-        self.entries += 1;
         self.push(blocks, self.bucket_of(address), slot);
     }
 
-    /// Removes the block at `slot`, which starts at `address`; `next` is the block behind it in its chain.
-    #[inline]
-    pub(super) fn remove(&mut self, blocks: &mut [Block], slot: Slot, address: u64, next: Slot) {
-        self.entries -= 1;
+    /// Removes the block at `slot`, which starts at `address`.
+    #[inline(always)]
+    pub(super) fn remove(&mut self, blocks: &mut [Block], slot: Slot, address: u64) {
         let bucket = self.bucket_of(address);
-        let head = self.head_mut(bucket);
+        let head = &mut self.heads[bucket];
+        let next = block_at(blocks, slot).over;
         if *head == slot {
             *head = next;
         } else {
@@ -61,54 +55,53 @@ impl Starts {
         }
     }
 
-    /// Adds a bucket and moves to it the blocks that now belong there. All come from a single bucket.
+    /// Adds buckets for all slots up to `last`. Moves to each the blocks that now belong there, which all
+    /// come from a single bucket.
     #[cold]
-    fn split_one(&mut self, blocks: &mut [Block]) {
-        let new = self.buckets;
-        if new / CHUNK_BUCKETS == self.chunks.len() {
-            self.chunks.push(Box::new([Slot::NONE; CHUNK_BUCKETS]));
-        }
-        self.buckets += 1;
-        self.mask = self.buckets.next_power_of_two() - 1;
-        if new == 0 {
-            return;
-        }
-        let from = new - (1 << new.ilog2());
-        let mut at = std::mem::replace(self.head_mut(from), Slot::NONE);
-        while !at.is_none() {
-            let next = block_at(blocks, at).over;
-            self.push(blocks, self.bucket_of(block_at(blocks, at).address), at);
-            at = next;
+    #[inline(never)]
+    fn grow(&mut self, blocks: &mut [Block], last: Slot) {
+        while self.heads.len() <= 2 * last.index() as usize {
+            let new = self.heads.len();
+            self.heads.push(Slot::NONE);
+            self.mask = self.heads.len().next_power_of_two() - 1;
+            if new == 0 {
+                continue;
+            }
+            let from = new - (1 << new.ilog2());
+            let mut at = std::mem::replace(&mut self.heads[from], Slot::NONE);
+            while !at.is_none() {
+                let Block { address, over, .. } = *block_at(blocks, at);
+                self.push(blocks, self.bucket_of(address), at);
+                at = over;
+            }
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, blocks: &mut [Block], bucket: usize, slot: Slot) {
-        let head = self.head_mut(bucket);
+        let head = &mut self.heads[bucket];
         block_at_mut(blocks, slot).over = *head;
         *head = slot;
     }
 
-    #[inline]
+    #[inline(always)]
     fn bucket_of(&self, address: u64) -> usize {
         let hash = (address >> 9).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
         let hash = hash as usize;
         let bucket = hash & self.mask;
         // Between two powers of two a branch here would be unpredictable.
-        bucket & self.mask >> u32::from(bucket >= self.buckets)
+        bucket & self.mask >> u32::from(bucket >= self.heads.len())
     }
 
-    #[inline]
-    fn head_mut(&mut self, bucket: usize) -> &mut Slot {
-        &mut self.chunks[bucket / CHUNK_BUCKETS][bucket % CHUNK_BUCKETS]
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.entries
+    /// Returns the number of blocks. Visits all. For checks.
+    pub(super) fn count(&self, blocks: &[Block]) -> usize {
+        let next = |slot: &Slot| Some(block_at(blocks, *slot).over).filter(|next| !next.is_none());
+        let first = self.heads.iter().filter(|head| !head.is_none());
+        first.map(|head| std::iter::successors(Some(*head), next).count()).sum()
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.chunks.len() * size_of::<[Slot; CHUNK_BUCKETS]>()
+        self.heads.len() * size_of::<Slot>()
     }
 }
 
