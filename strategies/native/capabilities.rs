@@ -40,10 +40,7 @@ impl DeviceAllocator for Engine {
         let Some(cell) = self.cell_of(address) else {
             return Err(HandleError::UnknownAddress { address });
         };
-        match self.free_block(cell, address, None) {
-            Ok(size_bytes) => Ok(size_bytes),
-            Err(error) => Err(of_address(error)),
-        }
+        self.free_block(cell, address, None)
     }
 
     fn record_stream_raw(&self, address: u64, stream: StreamId) -> Result<(), HandleError> {
@@ -209,7 +206,8 @@ impl Engine {
 
 /// Converts the error for a caller that identified the block by its address.
 #[cold]
-fn of_address(error: HandleError) -> HandleError {
+#[inline(never)]
+pub(super) fn of_address(error: HandleError) -> HandleError {
     match error {
         HandleError::Stale { address } => HandleError::UnknownAddress { address },
         other => other,

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::addresses::AddressMap;
+use super::capabilities::of_address;
 use super::capture::Captures;
 use super::cell::{HeapCell, HeapKey, HeapState, HeapTable};
 use super::events::{Attention, Waiting};
@@ -295,12 +296,16 @@ impl Engine {
         address: u64,
         id: Option<BlockId>,
     ) -> Result<u64, HandleError> {
+        let refused = |error| if id.is_some() { error } else { of_address(error) };
         let mut state = cell.lock();
-        let slot = live(&state.heap, address, id).ok_or(HandleError::Stale { address })?;
+        let Some(slot) = live(&state.heap, address, id) else {
+            return Err(refused(HandleError::Stale { address }));
+        };
         tracepoints::free(address);
         if state.heap.is_used_by_other_streams(slot) {
             let requested_bytes = state.heap.requested_bytes(slot);
-            return self.free_when_drained(cell, state, slot, address).map(|()| requested_bytes);
+            let freed = self.free_when_drained(cell, state, slot, address);
+            return freed.map(|()| requested_bytes).map_err(refused);
         }
         let done = self.free_in_heap(cell, &mut state, slot);
         if self.history.is_on() {
