@@ -5,12 +5,13 @@
 //! marked, and an ordered map under a lock resolves them, as it does higher addresses.
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::RwLock;
 
 use crate::size::MIB;
+use crate::sync::OnceArc;
 
 const GRANULE_BYTES: u64 = 2 * MIB;
 /// A leaf covers 16 GiB, the root 256 TiB.
@@ -23,12 +24,12 @@ const SHARED: u32 = 1;
 const FIRST_HEAP: u32 = 2;
 
 // A fixed length: an index taken modulo the length then needs no bounds check.
-type Leaf = Box<[AtomicU32; LEAF]>;
+type Leaf = [AtomicU32; LEAF];
 
 #[derive(Debug)]
 pub(super) struct AddressMap {
     /// `None` if addresses are not kept.
-    root: Option<Box<[OnceLock<Leaf>]>>,
+    root: Option<Box<[OnceArc<Leaf>]>>,
     /// End and heap of each segment, by start. Written under the growth lock.
     segments: RwLock<BTreeMap<u64, (u64, u32)>>,
 }
@@ -42,7 +43,7 @@ fn path(granule: u64) -> (usize, usize) {
 
 impl AddressMap {
     pub(super) fn new(is_kept: bool) -> Self {
-        let root = is_kept.then(|| (0..ROOT).map(|_| OnceLock::new()).collect());
+        let root = is_kept.then(|| (0..ROOT).map(|_| OnceArc::new()).collect());
         Self { root, segments: RwLock::default() }
     }
 
@@ -94,7 +95,8 @@ impl AddressMap {
         for granule in start / GRANULE_BYTES..=(end - 1) / GRANULE_BYTES {
             let (leaf, at) = path(granule);
             let Some(leaf) = root.get(leaf) else { return };
-            let leaf = leaf.get_or_init(|| Box::new([const { AtomicU32::new(NO_HEAP) }; LEAF]));
+            let new = || leaf.set(Arc::new([const { AtomicU32::new(NO_HEAP) }; LEAF]));
+            let leaf = leaf.get().unwrap_or_else(new);
             leaf[at].store(leaf_value(&segments, granule), Ordering::Release);
         }
     }

@@ -1,12 +1,12 @@
 //! Heaps with their locks, and lock-free lookup of the heap of a stream or a token.
 //!
-//! A cell is a heap with its lock. Cells are added and never removed, so a lookup reads `OnceLock`s only.
+//! A cell is a heap with its lock. Cells are added and never removed, so a lookup needs no lock.
 //! The cells of the default pool are in a hash table by stream, with short chains. The cells of all pools
 //! are in a table by number, in rows of 256. The empty cells of a removed private pool are reused by
 //! other pools; no other cell ever changes its stream.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -15,6 +15,7 @@ use crate::error::{AllocError, PoolError};
 use crate::heap::Heap;
 use crate::ids::{PoolId, StreamId};
 use crate::stats::{HeapCounters, Heaps};
+use crate::sync::OnceArc;
 
 /// The maximum number of heaps of an allocator.
 pub(super) const CELLS_MAX: usize = 1 << 16;
@@ -75,6 +76,8 @@ pub(super) struct HeapCell {
     stream: AtomicU64,
     pool: [AtomicU64; 2],
     pub(super) number: u32,
+    /// The next cell of the default pool in the same bucket.
+    next: OnceArc<HeapCell>,
 }
 
 impl HeapCell {
@@ -112,36 +115,28 @@ impl HeapCell {
     }
 }
 
-#[derive(Debug)]
-struct Link {
-    /// The stream of the cell, which never changes in the default pool.
-    stream: StreamId,
-    cell: Arc<HeapCell>,
-    next: OnceLock<Box<Link>>,
-}
-
-type Row = Box<[OnceLock<Arc<HeapCell>>; ROW_CELLS]>;
+type Row = [OnceArc<HeapCell>; ROW_CELLS];
 
 /// All heaps of a device.
 #[derive(Debug)]
 pub(super) struct HeapTable {
-    by_stream: [OnceLock<Box<Link>>; BUCKETS],
+    by_stream: [OnceArc<HeapCell>; BUCKETS],
     /// Heaps of per-thread default streams. They are not in `by_stream`, so that a hit need not check
     /// whether its stream is a per-thread default stream.
-    per_thread: OnceLock<Box<Link>>,
+    per_thread: OnceArc<HeapCell>,
     /// Heaps by number. Those in `first_row` are found with one step less; `later_rows[0]` stays empty.
-    first_row: [OnceLock<Arc<HeapCell>>; ROW_CELLS],
-    later_rows: [OnceLock<Row>; ROWS],
+    first_row: Row,
+    later_rows: [OnceArc<Row>; ROWS],
     len: AtomicUsize,
 }
 
 impl Default for HeapTable {
     fn default() -> Self {
         Self {
-            by_stream: [const { OnceLock::new() }; BUCKETS],
-            per_thread: OnceLock::new(),
-            first_row: [const { OnceLock::new() }; ROW_CELLS],
-            later_rows: [const { OnceLock::new() }; ROWS],
+            by_stream: [const { OnceArc::new() }; BUCKETS],
+            per_thread: OnceArc::new(),
+            first_row: [const { OnceArc::new() }; ROW_CELLS],
+            later_rows: [const { OnceArc::new() }; ROWS],
             len: AtomicUsize::new(0),
         }
     }
@@ -151,8 +146,7 @@ impl HeapTable {
     /// Returns the heap of a stream if it is the first one of its bucket.
     #[inline(always)]
     pub(super) fn first_of_bucket(&self, stream: StreamId) -> Option<&HeapCell> {
-        let first = self.by_stream[bucket_of(stream)].get()?;
-        (first.stream == stream).then_some(&first.cell)
+        self.by_stream[bucket_of(stream)].get().filter(|first| first.stream() == stream)
     }
 
     /// Returns the heap of a stream that is not a per-thread default stream.
@@ -166,23 +160,17 @@ impl HeapTable {
         Self::find_behind(&self.per_thread, stream)
     }
 
-    fn find_behind(mut at: &OnceLock<Box<Link>>, stream: StreamId) -> Option<&HeapCell> {
-        while let Some(link) = at.get() {
-            if link.stream == stream {
-                return Some(&link.cell);
-            }
-            at = &link.next;
-        }
-        None
+    fn find_behind(first: &OnceArc<HeapCell>, stream: StreamId) -> Option<&HeapCell> {
+        chain(first).find(|cell| cell.stream() == stream)
     }
 
     #[inline]
     pub(super) fn get(&self, number: u32) -> Option<&HeapCell> {
         let number = number as usize;
         if let Some(first) = self.first_row.get(number) {
-            return Some(first.get()?);
+            return first.get();
         }
-        Some(self.later_rows.get(number / ROW_CELLS)?.get()?[number % ROW_CELLS].get()?)
+        self.later_rows.get(number / ROW_CELLS)?.get()?[number % ROW_CELLS].get()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -190,26 +178,35 @@ impl HeapTable {
     }
 
     /// Adds a heap to the table by number. The caller holds the growth lock.
-    pub(super) fn add(&self, key: HeapKey, state: HeapState) -> Result<&Arc<HeapCell>, AllocError> {
+    pub(super) fn add(&self, key: HeapKey, state: HeapState) -> Result<&HeapCell, AllocError> {
+        self.add_shared(key, state).map(|(_, place)| place)
+    }
+
+    fn add_shared(
+        &self,
+        key: HeapKey,
+        state: HeapState,
+    ) -> Result<(Arc<HeapCell>, &HeapCell), AllocError> {
         let len = self.len();
         if len == CELLS_MAX {
             return Err(AllocError::TooManyStreams { stream: key.stream, limit: CELLS_MAX });
         }
         let number = u32::try_from(len).expect("cells are at most 2^16");
         let place = self.first_row.get(len).unwrap_or_else(|| {
-            let new_row = || Box::new([const { OnceLock::new() }; ROW_CELLS]);
-            &self.later_rows[len / ROW_CELLS].get_or_init(new_row)[len % ROW_CELLS]
+            let row = &self.later_rows[len / ROW_CELLS];
+            let new = || row.set(Arc::new([const { OnceArc::new() }; ROW_CELLS]));
+            &row.get().unwrap_or_else(new)[len % ROW_CELLS]
         });
-        let cell = place.get_or_init(|| {
-            Arc::new(HeapCell {
-                state: Mutex::new(state),
-                stream: AtomicU64::new(key.stream.0),
-                pool: [key.pool.capture, key.pool.user].map(AtomicU64::new),
-                number,
-            })
+        let cell = Arc::new(HeapCell {
+            state: Mutex::new(state),
+            stream: AtomicU64::new(key.stream.0),
+            pool: [key.pool.capture, key.pool.user].map(AtomicU64::new),
+            number,
+            next: OnceArc::new(),
         });
+        let placed = place.set(Arc::clone(&cell));
         self.len.store(len + 1, Ordering::Release);
-        Ok(cell)
+        Ok((cell, placed))
     }
 
     /// Adds a heap of the default pool for a stream that has none. The caller holds the growth lock.
@@ -219,13 +216,11 @@ impl HeapTable {
         is_per_thread: bool,
         state: HeapState,
     ) -> Result<&HeapCell, AllocError> {
-        let cell = Arc::clone(self.add(HeapKey::of(stream), state)?);
+        let (cell, _) = self.add_shared(HeapKey::of(stream), state)?;
         let bucket = &self.by_stream[bucket_of(stream)];
-        let mut at = if is_per_thread { &self.per_thread } else { bucket };
-        while let Some(link) = at.get() {
-            at = &link.next;
-        }
-        Ok(&at.get_or_init(|| Box::new(Link { stream, cell, next: OnceLock::new() })).cell)
+        let first = if is_per_thread { &self.per_thread } else { bucket };
+        let end = chain(first).last().map_or(first, |last| &last.next);
+        Ok(end.set(cell))
     }
 
     /// Returns all cells in the order of their numbers.
@@ -237,15 +232,17 @@ impl HeapTable {
     pub(super) fn of_default_pool(&self) -> Vec<&HeapCell> {
         let mut cells: Vec<&HeapCell> = Vec::new();
         for bucket in self.by_stream.iter().chain([&self.per_thread]) {
-            let mut at = bucket;
-            while let Some(link) = at.get() {
-                cells.push(&link.cell);
-                at = &link.next;
-            }
+            cells.extend(chain(bucket));
         }
         cells.sort_by_key(|cell| cell.stream());
         cells
     }
+}
+
+/// Returns the cells of a bucket.
+#[inline]
+fn chain(first: &OnceArc<HeapCell>) -> impl Iterator<Item = &HeapCell> {
+    std::iter::successors(first.get(), |cell| cell.next.get())
 }
 
 impl Heaps for HeapTable {
