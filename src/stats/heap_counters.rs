@@ -243,7 +243,7 @@ impl HeapCounters {
         account.count_freed([1, size], oversize);
         account.room[BLOCKS] += 1;
         account.room[BYTES] += size;
-        account.became_free(done) || !self.listed
+        account.became_free(done) | !self.listed
     }
 
     /// Returns the current values of a kind or of [`ALL`].

@@ -42,8 +42,10 @@ pub(crate) struct Ledger {
 #[derive(Debug, Default)]
 struct State {
     peak: [CounterValues; CLASSES],
-    /// The heaps that may have spare. Each heap stores whether it is listed.
-    listed: VecDeque<u32>,
+    /// The first of the heaps that may have spare. Each heap stores whether it is listed.
+    first: Option<u32>,
+    /// The heaps listed behind the first.
+    others: VecDeque<u32>,
 }
 
 impl Ledger {
@@ -97,7 +99,8 @@ impl Ledger {
     pub(crate) fn reset_peaks<'a>(&self, heaps: impl Iterator<Item = &'a mut HeapCounters>) {
         let state = &mut *self.state.lock();
         state.peak = Default::default();
-        state.listed.clear();
+        state.first = None;
+        state.others.clear();
         for counters in heaps {
             for (class, peak) in state.peak.iter_mut().enumerate() {
                 *peak = peak.zip(counters.current(class), |peak, current| peak + current);
@@ -110,17 +113,20 @@ impl Ledger {
 impl State {
     #[inline]
     fn list(&mut self, heap: u32) {
-        if self.listed.capacity() <= heap as usize {
+        if self.others.capacity() <= heap as usize {
             self.reserve(heap);
         }
-        self.listed.push_back(heap);
+        match self.first {
+            None => self.first = Some(heap),
+            Some(_) => self.others.push_back(heap),
+        }
     }
 
     /// Reserves space for all heaps up to this one, so that the list does not grow on a hit.
     #[cold]
     #[inline(never)]
     fn reserve(&mut self, heap: u32) {
-        self.listed.reserve(heap as usize + 1 - self.listed.len());
+        self.others.reserve(heap as usize + 1 - self.others.len());
     }
 
     /// Checks the first heap of the list. Returns true if its spare suffices for heap `own`. Otherwise the
@@ -134,10 +140,10 @@ impl State {
         counters: &mut HeapCounters,
         heaps: &H,
     ) -> bool {
-        let Some(first) = self.listed.front_mut() else { return false };
-        let taken = match *first == own {
+        let Some(first) = self.first else { return false };
+        let taken = match first == own {
             true => None,
-            false => heaps.with_counters(*first, |other| counters.take_spare(kind, other)),
+            false => heaps.with_counters(first, |other| counters.take_spare(kind, other)),
         };
         let Some(Taken { is_left: false, is_enough }) = taken else {
             self.rotate(own, counters);
@@ -145,9 +151,9 @@ impl State {
         };
         if counters.enter_list() {
             // Heap `own` takes the place of the other one.
-            *first = own;
+            self.first = Some(own);
         } else {
-            self.listed.pop_front();
+            self.first = self.others.pop_front();
         }
         is_enough
     }
@@ -158,7 +164,9 @@ impl State {
         if counters.enter_list() {
             self.list(own);
         }
-        self.listed.rotate_left(1);
+        if let Some(next) = self.others.pop_front() {
+            self.others.extend(self.first.replace(next));
+        }
     }
 
     /// Checks the other heaps until their spare suffices for heap `own`. Otherwise raises the peaks.
@@ -170,7 +178,7 @@ impl State {
         counters: &mut HeapCounters,
         heaps: &H,
     ) {
-        for _ in 0..self.listed.len() {
+        for _ in 0..self.others.len() + usize::from(self.first.is_some()) {
             if self.check_first::<true, H>(own, kind, counters, heaps) {
                 return;
             }
