@@ -3,10 +3,11 @@
 //! `Swap` holds a value that is read at every call and replaced rarely. A reader stores the value's
 //! address in a slot of its thread (`slots`), with a plain store. The writer, which is rare, executes a
 //! barrier on all threads (`barrier`), so readers need none. [`Global`] is a process-wide lock. `Quota`
-//! is a byte limit that all threads share. `OnceArc` is a value that is set once. [`Defer`] calls a function at the end of a scope. None of
-//! these depends on the type of the value.
+//! is a byte limit that all threads share. `OnceArc` is a value that is set once. [`Defer`] calls a
+//! function at the end of a scope. None of these depends on the type of the value.
 //!
-//! Unsafe code: the dereferences of `Swap` and `OnceArc`, two system calls, and the walk over the calling thread's stack.
+//! Unsafe code: the dereferences of `Swap` and `OnceArc`, two system calls, and the walk over the calling
+//! thread's stack.
 
 #![expect(unsafe_code, reason = "a reference that no lock guards, and a call of the kernel")]
 
