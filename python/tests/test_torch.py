@@ -173,7 +173,7 @@ else: raise AssertionError
         done = run(STAND_IN + """
 stratalloc.install()
 stats = stratalloc.memory_stats(1)
-assert len(stats) == 126 and stats.pop("max_split_size") == -1 and not any(stats.values()), stats
+assert len(stats) == 127 and stats.pop("max_split_size") == -1 and not any(stats.values()), stats
 assert "allocated_bytes" in stratalloc.memory_summary(1)
 stratalloc.empty_cache()
 try: stratalloc.set_conf("", device=1)

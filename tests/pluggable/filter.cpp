@@ -15,13 +15,14 @@ static uintptr_t next_block = 0x100000;
 
 extern "C" {
 
-// The address shows which pool served the request: low addresses belong to the default pool.
+// The address shows which pool served the request: low addresses belong to the default pool,
+// others have the last byte of the pool's id, plus one, in front.
 void *pool_alloc(size_t size, int, Stream stream) {
     std::lock_guard<std::mutex> guard(lock);
     uintptr_t found = next_block;
     next_block += (size + 511) / 512 * 512;
     for (auto scope = scopes.rbegin(); scope != scopes.rend(); ++scope)
-        if (scope->second(stream)) return (void *)(found + (scope->first.second << 40));
+        if (scope->second(stream)) return (void *)(found + (((scope->first.second & 0xFF) + 1) << 40));
     return (void *)found;
 }
 

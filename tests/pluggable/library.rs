@@ -86,10 +86,11 @@ fn a_cpp_library_copies_the_filter_and_asks_it() {
     let own = build(&text).unwrap();
     let pools = own.private_pools();
     let take = |stream| own.take_on(64, stream);
+    let marked = |id: PoolId| (id.user & 0xFF) + 1;
     let id = PoolId::next_user();
     pools.open_scope(id, ScopeFilter::Stream(MAIN)).unwrap();
     let (inside, outside) = (take(MAIN), take(StreamId(65)));
-    assert_eq!((inside.address() >> 40, outside.address() >> 40), (id.user, 0));
+    assert_eq!((inside.address() >> 40, outside.address() >> 40), (marked(id), 0));
     pools.close_scope(id).unwrap();
     pools.release_pool(id).unwrap();
     let after = take(MAIN);
@@ -97,7 +98,7 @@ fn a_cpp_library_copies_the_filter_and_asks_it() {
     let pool = MemoryPool::new(pools, PoolOptions::default()).unwrap();
     let scope = pool.enter().unwrap();
     let mine = take(MAIN);
-    assert_eq!(mine.address() >> 40, pool.id().user);
+    assert_eq!(mine.address() >> 40, marked(pool.id()));
     let elsewhere = on_new_thread(|| take(MAIN));
     assert_eq!(elsewhere.address() >> 40, 0);
     drop(scope);
