@@ -535,9 +535,9 @@ impl Parts<'_> {
     }
 }
 
-/// Cuts the block at `slot`, which is in no index, behind its first `front_bytes`. The front keeps the
-/// slot. Returns the slot of the rest, which has the same state. The keys are correct for every rule
-/// except `BlockAge`.
+/// Cuts the block at `slot` behind its first `front_bytes`. The front keeps the slot, and its place in a
+/// bin: the caller removes it by its links or replaces it. Returns the slot of the rest, which has the
+/// same state. The keys are correct for every rule except `BlockAge`.
 #[inline(always)]
 fn cut(blocks: &mut [Block], vacant: &mut Vacant, slot: Slot, front_bytes: u64) -> Slot {
     let rest = vacant.occupy(blocks);

@@ -337,18 +337,30 @@ impl Engine {
         Ok(copies)
     }
 
-    /// Adds buffers until there are `count`.
+    /// Adds buffers until there are `count`. If memory is short, one is enough: copies then take longer.
     fn add_buffers(&self, copier: &mut Copier, count: usize) -> Result<(), SleepError> {
         let memory = self.pinned_memory()?;
         while copier.buffers.len() < count {
-            let event = self.driver.create_event()?;
-            let pinned = memory.pin(BUFFER_BYTES).inspect_err(|_| {
-                self.events.return_unused(&[(event, copier.stream)]);
-            });
-            let pinned = pinned.map_err(|error| no_memory(BUFFER_BYTES, error))?;
-            copier.buffers.push(Buffer { pinned, event });
+            match self.new_buffer(memory, copier.stream) {
+                Ok(buffer) => copier.buffers.push(buffer),
+                Err(error) if copier.buffers.is_empty() => return Err(error),
+                Err(_) => break,
+            }
         }
         Ok(())
+    }
+
+    fn new_buffer(
+        &self,
+        memory: &dyn PinnedMemory,
+        stream: StreamId,
+    ) -> Result<Buffer, SleepError> {
+        let event = self.driver.create_event()?;
+        let pinned = memory.pin(BUFFER_BYTES).inspect_err(|_| {
+            self.events.return_unused(&[(event, stream)]);
+        });
+        let pinned = pinned.map_err(|error| no_memory(BUFFER_BYTES, error))?;
+        Ok(Buffer { pinned, event })
     }
 
     /// Reads the saved bytes from `address + at` on, if those from `address` to `address + size_bytes` are

@@ -162,3 +162,17 @@ fn every_call_may_fail_while_the_ring_is_in_flight() {
     let sizes = [19 * MIB, 512, 512];
     fail_each("", &TagOptions::host("weights"), &sizes, 12);
 }
+
+/// A resume under memory pressure must not fail because only one buffer can be pinned.
+#[test]
+fn one_pinned_buffer_is_enough() -> Checked {
+    let bench = Bench::new("", TagOptions::host("weights"), &[19 * MIB, 512]);
+    let kind = DriverErrorKind::OutOfMemory;
+    bench.device.arm(FaultPlan { at: 1, kind, repeat: true, only: Some("pin") });
+    bench.pause()?;
+    ensure_eq!(bench.state(), TagState::Asleep, "after the pause");
+    bench.resume()?;
+    ensure_eq!(bench.state(), TagState::Awake, "after the resume");
+    ensure!(bench.device.failed_calls() > 0, "no call was refused");
+    bench.end()
+}
