@@ -11,7 +11,9 @@ use std::ops::Range;
 use crate::allocator::SleepError;
 use crate::driver::PinnedId;
 use crate::error::DriverError;
-use crate::system::{Fill, Source as _, SystemBlock, SystemMemory, SystemOptions, memory_info};
+use crate::system::{
+    Fill, HUGE_PAGE_BYTES, Source as _, SystemBlock, SystemMemory, SystemOptions, memory_info,
+};
 
 /// The saved contents of a tag, and the pinned memory that it keeps for the next pause.
 #[derive(Debug, Default)]
@@ -95,18 +97,19 @@ impl SavedContents {
 
     /// Drops the contents of the block at this address. Ordinary memory is released by whole pages.
     pub(super) fn forget(&mut self, address: u64) {
-        if self.blocks.remove(&address).is_none() {
-            return;
-        }
+        let Some(gone) = self.blocks.remove(&address) else { return };
         if self.blocks.is_empty() {
             self.own = None;
         }
         let Some(own) = &mut self.own else { return };
-        // All bytes between the saved neighbours are unused.
+        // All bytes between the saved neighbours are unused. Those outside of the pages of this block were
+        // released before.
         let before = self.blocks.range(..address).next_back();
         let start = before.map_or(0, |(_, place)| place.position + place.size_bytes);
+        let start = start.max(gone.position / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES);
         let behind = self.blocks.range(address..).next();
         let end = behind.map_or(own.size_bytes(), |(_, place)| place.position);
+        let end = end.min((gone.position + gone.size_bytes).next_multiple_of(HUGE_PAGE_BYTES));
         own.discard(index(start)..index(end));
     }
 
@@ -237,8 +240,14 @@ mod tests {
     #[test]
     fn memory_of_forgotten_blocks_is_released_up_to_saved_neighbours() {
         let mut saved = SavedContents::default();
-        saved.place([(0, 1 << 20), (1 << 20, 100), (2 << 20, 100), (3 << 20, 1 << 20)]);
-        saved.provide_own((2 << 20) + 200).unwrap();
+        saved.place([
+            (0, 1 << 20),
+            (1 << 20, 100),
+            (2 << 20, 100),
+            (3 << 20, 1 << 20),
+            (4 << 20, 100),
+        ]);
+        saved.provide_own((2 << 20) + 300).unwrap();
         let all = |saved: &mut SavedContents, value| {
             let bytes = saved.own_bytes().expect("some blocks are left");
             bytes[8192..16_384].iter().all(|byte| *byte == value)
@@ -252,10 +261,15 @@ mod tests {
         assert!(saved.own_bytes().unwrap()[small..small + 100].iter().all(|byte| *byte == 7));
         assert_eq!(
             saved.runs(),
-            [run(1 << 20, 100, 1 << 20), run(3 << 20, 1 << 20, (1 << 20) + 200)]
+            [run(1 << 20, 100, 1 << 20), run(3 << 20, (1 << 20) + 100, (1 << 20) + 200)]
         );
+        // A page of two blocks is released with the second one.
+        let shared = small + 300;
         saved.forget(3 << 20);
+        assert_eq!(saved.own_bytes().unwrap()[shared], 7);
         saved.forget(1 << 20);
+        assert!(!cfg!(target_os = "linux") || saved.own_bytes().unwrap()[shared] == 0);
+        saved.forget(4 << 20);
         assert!(saved.own_bytes().is_none());
     }
 
