@@ -76,12 +76,11 @@ typedef enum {
   // `of` is a handle: the counters as one flat JSON object of integers. The keys are those of
   // `torch.cuda.memory_stats()`, then `free_blocks`, `hits`, `misses`, `num_oom_rejections` and
   // `paused_bytes`, then those of counters that only this strategy, or one before a switch, has.
-  // `backend:cudaMallocAsync`
-  // has these: `malloc_async.deferred_frees` (frees that wait for the end of a capture),
-  // `malloc_async.frees_after_capture` (blocks of a graph that were freed after its capture had
-  // ended), `malloc_async.own_stream_recorded` (`record_stream` calls with the block's own stream,
-  // which have no effect) and `malloc_async.trims_that_helped` (requests that succeeded only after
-  // the pool was trimmed).
+  // `backend:cudaMallocAsync` has these: `malloc_async.deferred_frees` (frees that wait for the end of
+  // a capture), `malloc_async.frees_after_capture` (blocks of a graph that were freed after its capture
+  // had ended), `malloc_async.own_stream_recorded` (`record_stream` calls with the block's own stream,
+  // which have no effect) and `malloc_async.trims_that_helped` (requests that succeeded only after the
+  // pool was trimmed).
   STRATALLOC_TEXT_STATISTICS = 0,
   // `of` is a handle: the counters as a table.
   STRATALLOC_TEXT_SUMMARY = 1,

@@ -127,7 +127,7 @@ impl From<PoolId> for Pool {
 const _: () = assert!(Action::SegmentAlloc as u32 == 3 && Action::OutOfMemory as u32 == 8);
 const _: () = assert!(BlockStateName::Inactive as u32 == 2);
 
-/// Returns the number of an action in the C interface. Those of PyTorch's are below 16.
+/// Returns the number of an action in the C interface. PyTorch's numbers are below 16.
 fn number_of(action: Action) -> u32 {
     match action {
         Action::TagPause => 16,

@@ -134,7 +134,7 @@ macro_rules! functions {
 
             $(
                 $(#[$doc])*
-                #[allow(clippy::too_many_arguments, reason = "as the library wants them")]
+                #[allow(clippy::too_many_arguments, reason = "the driver defines the signature")]
                 pub(super) fn $name(&self, $($arg: $kind),*) -> Status {
                     // SAFETY: see `new` for the signature. References are valid during the call, and the
                     // library keeps none. For handles see the header of this file.
