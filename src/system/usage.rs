@@ -48,13 +48,25 @@ fn container() -> Option<MemoryInfo> {
         let number =
             |name: &str| std::fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
         let Some(total_bytes) = number("memory.max") else { continue };
-        let free_bytes = total_bytes.saturating_sub(number("memory.current").unwrap_or(0));
+        let used = number("memory.current").unwrap_or(0).saturating_sub(file_bytes(group));
+        let free_bytes = total_bytes.saturating_sub(used);
         least = Some(least.map_or(MemoryInfo { free_bytes, total_bytes }, |known| MemoryInfo {
             free_bytes: known.free_bytes.min(free_bytes),
             total_bytes: known.total_bytes.min(total_bytes),
         }));
     }
     least
+}
+
+/// Returns the bytes of files that the system keeps in memory for a group, and drops when memory is short.
+fn file_bytes(group: &Path) -> u64 {
+    let text = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let counts = text.lines().filter_map(|line| {
+        let (name, bytes) = line.split_once(' ')?;
+        let is_file = name == "inactive_file" || name == "active_file";
+        if is_file { bytes.trim().parse::<u64>().ok() } else { None }
+    });
+    counts.sum()
 }
 
 #[cfg(target_os = "linux")]
@@ -85,4 +97,21 @@ pub(super) fn check_huge_pages() -> DriverResult<()> {
 #[cfg(not(target_os = "linux"))]
 pub(super) fn check_node(node: u32) -> DriverResult<()> {
     Err(not_supported("numa_node", format!("node {node}: nodes are chosen on Linux only")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A group that has read large files has not used up its limit.
+    #[test]
+    fn memory_of_files_can_be_dropped() {
+        let folder = std::env::temp_dir().join(format!("stratalloc-group-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let text = "anon 5\nfile 77\ninactive_anon 3\ninactive_file 40\nactive_file 30\n";
+        std::fs::write(folder.join("memory.stat"), text).unwrap();
+        assert_eq!(file_bytes(&folder), 70);
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(file_bytes(&folder), 0);
+    }
 }
