@@ -209,14 +209,16 @@ class Allocator:
             if self._handle:
                 self._call("pool_release", pool)
 
-    def tag(self, name, backup="host", keep=False, requests="fail"):
+    def tag(self, name, backup="host", keep=False, requests="fail", directory=None, keep_free=False):
         """Creates a :class:`stratalloc.Tag`: a pool that can be paused and resumed at the same addresses.
 
         With ``backup="host"`` a pause saves the contents of live blocks in host memory, with
         ``None`` it drops them. ``keep`` keeps the backup's pinned memory for the next pause. While the tag
-        is not awake, requests in it fail, or wait with ``requests="wait"``.
+        is not awake, requests in it fail, or wait with ``requests="wait"``. With a ``directory`` the contents
+        are saved in files there. ``keep_free`` maps also the free memory of the tag's cache again at a resume.
         """
-        return _tags.create(self, name, backup, keep, requests)
+        options = {"backup": backup, "keep": keep, "requests": requests, "keep_free": keep_free}
+        return _tags.create(self, name, directory, **options)
 
     def ensure_pool(self, pool, use_on_oom=False, no_split=False):
         """Creates a pool with one user, or adds a user if the pool exists. ``pool`` is an id that the

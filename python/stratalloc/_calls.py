@@ -267,6 +267,7 @@ CALLS = {
     "stratalloc_checkpoint_drop": (c_int, [c_void_p]),
     "stratalloc_tag_create": (c_int, [c_uint64, c_char_p, c_uint32, POINTER(Pool)]),
     "stratalloc_tag_of_pool": (c_int, [c_uint64, Pool, c_char_p, c_uint32]),
+    "stratalloc_tag_set_directory": (c_int, [c_uint64, Pool, c_char_p]),
     "stratalloc_tag_find": (c_int, [c_uint64, c_char_p, POINTER(Pool)]),
     "stratalloc_tag_pause": (c_int, [c_uint64, Pool, c_uint32, POINTER(c_void_p), c_size_t, POINTER(Paused)]),
     "stratalloc_tag_resume": (c_int, [c_uint64, Pool, POINTER(Resumed)]),

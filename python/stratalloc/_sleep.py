@@ -1,5 +1,6 @@
 """Tags under PyTorch: tensors that are paused and resumed at the same addresses."""
 
+import os
 import sys
 import threading
 
@@ -57,24 +58,30 @@ class TorchTag(_tags.Tag):
         self._mem_pool = None
 
 
-def tag(name, backup=..., keep=..., requests=..., device=None):
+def tag(name, backup=..., keep=..., requests=..., directory=..., keep_free=..., device=None):
     """Returns the tag ``name`` of PyTorch's allocator on ``device``, and creates it if there is none.
 
     As a context manager, the tag gets all tensors that the thread allocates on the device. Contexts
     nest, on any number of threads. With ``backup="host"``, the default, a pause saves the contents of
     tensors in host memory, with ``None`` it drops them. ``keep=True`` keeps the pinned memory of the
     backup for the next pause. While the tag is not awake, requests in it fail, or wait with
-    ``requests="wait"``. Options that are given must agree with those of an existing tag. Opens the
-    device if it is unused.
+    ``requests="wait"``. With a ``directory`` contents are saved in files there, in place of host memory.
+    ``keep_free=True`` maps also the free memory of the tag's cache again at a resume. Options that are given must
+    agree with those of an existing tag. Opens the device if it is unused.
     """
     device = _torch._ordinal(device)
-    given = {"backup": backup, "keep": keep, "requests": requests}
+    given = {"backup": backup, "keep": keep, "requests": requests, "keep_free": keep_free}
     given = {option: value for option, value in given.items() if value is not ...}
     options = _tags.options_of(**given)
+    if directory is not ...:
+        given["directory"] = None if directory is None else os.fspath(directory)
     with _lock:
         found = _made.get((device, name))
         if found is None:
-            found = _made[device, name] = TorchTag(device, name, options)
+            found = TorchTag(device, name, options)
+            if given.get("directory") is not None:
+                found.directory = directory
+            _made[device, name] = found
         else:
             own = found.info()["options"]
             for option, value in given.items():

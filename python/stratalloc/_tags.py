@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 import threading
 
 from ._calls import Paused, Pool, Resumed, TagInfo
@@ -9,7 +10,7 @@ from ._library import encoded, number
 
 _MOST = 2**64 - 1
 _STATES = ("awake", "pausing", "asleep", "resuming")
-_BACKUP, _KEEP, _WAIT = 1, 2, 4
+_BACKUP, _KEEP, _WAIT, _KEEP_FREE = 1, 2, 4, 8
 _SYNCHRONIZED = 4
 
 
@@ -28,12 +29,25 @@ class Tag:
         self._allocator = allocator
         self._pool = pool
         self._open = threading.local()
+        self._directory = None
         self.name = name
 
     @property
     def pool(self):
         """The id of the pool, two integers."""
         return (self._pool.capture, self._pool.user)
+
+    @property
+    def directory(self):
+        """The directory of files in which pauses save contents. ``None``: host memory. It can be changed at any
+        time, for the next pause, and must exist then. The files are removed by the resume."""
+        return self._directory
+
+    @directory.setter
+    def directory(self, path):
+        path = None if path is None else os.fspath(path)
+        self._allocator._call("tag_set_directory", self._pool, path and encoded(path, "directory"))
+        self._directory = path
 
     def __enter__(self):
         scope = self._allocator.pool_scope(self.pool)
@@ -78,6 +92,8 @@ class Tag:
                 "backup": "host" if options & _BACKUP else None,
                 "keep": bool(options & _KEEP),
                 "requests": "wait" if options & _WAIT else "fail",
+                "directory": self._directory,
+                "keep_free": bool(options & _KEEP_FREE),
             },
             "state": _STATES[info.state],
             "name": self.name,
@@ -118,16 +134,19 @@ def _has_backup(backup):
     return backup == "host"
 
 
-def options_of(backup="host", keep=False, requests="fail"):
+def options_of(backup="host", keep=False, requests="fail", keep_free=False):
     """Returns the options of a tag as a number."""
     if requests not in ("fail", "wait"):
         raise ValueError(f'requests is {requests!r}: expected "fail" or "wait"')
     options = (_BACKUP if _has_backup(backup) else 0) | (_KEEP if keep else 0)
-    return options | (_WAIT if requests == "wait" else 0)
+    return options | (_WAIT if requests == "wait" else 0) | (_KEEP_FREE if keep_free else 0)
 
 
-def create(allocator, name, *options):
+def create(allocator, name, directory, **options):
     """Creates a tag: see :meth:`Allocator.tag`."""
-    options, pool = options_of(*options), Pool()
+    options, pool = options_of(**options), Pool()
     allocator._call("tag_create", encoded(name, "name"), options, ctypes.byref(pool))
-    return Tag(allocator, pool, name)
+    made = Tag(allocator, pool, name)
+    if directory is not None:
+        made.directory = directory
+    return made

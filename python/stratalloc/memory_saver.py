@@ -4,9 +4,9 @@ After ``stratalloc.install()`` and ``enable()``, the calls of ``torch_memory_sav
 tags of this library. No ``LD_PRELOAD`` is needed, both hook modes are the same, and expandable segments are
 allowed. ``pause`` and ``resume`` act on all devices. Two things differ:
 
-- ``enable_disk_backup`` is refused.
-- ``get_cpu_backup`` returns a copy. With ``zero_copy`` it returns the same memory at each call. With
-  ``retain_cpu_backup``, a resume first copies the whole backup.
+- ``get_cpu_backup`` returns a copy, also of a backup on disk. With ``zero_copy`` it returns the same memory at
+  each call. With ``retain_cpu_backup``, a resume first copies the whole backup, unless it is on disk.
+- The files of a backup on disk are removed by the resume.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ from ._library import load
 
 # The status of an address that is in no backup.
 _UNKNOWN_ADDRESS = 5
-_NO_DISK = "stratalloc saves contents in host memory only, not on a disk"
+# The kind of memory of a backup on disk.
+_DISK = "disk"
 
 
 def enable():
@@ -48,6 +49,7 @@ class _Settings:
     def __init__(self):
         self.cdll = self
         self._retains = _is_set("TMS_RETAIN_CPU_BACKUP")
+        self.disk_directory = os.environ.get("TMS_DISK_BACKUP_DIR", "/tmp")
         backend = os.environ.get("TMS_INIT_CPU_BACKUP_BACKEND", "pinned")
         backup = _is_set("TMS_INIT_ENABLE_CPU_BACKUP")
         self._initial = (_is_set("TMS_INIT_ENABLE"), "default", backup, backend)
@@ -86,7 +88,7 @@ class _Settings:
         self._retains = value
 
     def tms_set_disk_backup_dir(self, path):
-        raise NotImplementedError(_NO_DISK)
+        self.disk_directory = os.fsdecode(path)
 
     def set_memory_margin_bytes(self, value):
         """Does nothing. A resume that finds too little memory fails and changes nothing."""
@@ -99,8 +101,8 @@ class MemorySaver:
 
     def __init__(self):
         self._settings = self._binary_wrapper = _Settings()
-        # Tags of the library, each with torch_memory_saver's tag. Several of one tag differ in the backup, the
-        # device or the graph.
+        # Tags of the library, each with torch_memory_saver's tag and the kind of backup. Several of one tag
+        # differ in the backup, the device or the graph.
         self._tags = {}
         self._graphs = itertools.count()
         self._lock = threading.Lock()
@@ -115,10 +117,11 @@ class MemorySaver:
 
     @contextlib.contextmanager
     def region(self, tag, enable_cpu_backup, enable_disk_backup=False, cpu_backup_backend=None):
-        if enable_disk_backup:
-            raise NotImplementedError(_NO_DISK)
         backend = cpu_backup_backend or self._settings.region[3]
-        own = self._tag(tag, enable_cpu_backup, backend)
+        if enable_disk_backup:
+            own = self._tag(tag, True, _DISK)
+        else:
+            own = self._tag(tag, enable_cpu_backup, backend)
         with own, self._settings.inside(True, tag, enable_cpu_backup, backend):
             yield
 
@@ -153,13 +156,18 @@ class MemorySaver:
             yield
 
     def pause(self, tag):
-        for each in self._of(tag):
+        for each, backend in self._of(tag):
+            if backend == _DISK:
+                directory = self._settings.disk_directory
+                os.makedirs(directory, exist_ok=True)
+                each.directory = directory
             each.pause()
 
     def resume(self, tag):
-        for each in self._of(tag):
+        for each, backend in self._of(tag):
             if each.state == "asleep":
-                self._keep(each)
+                if backend != _DISK:
+                    self._keep(each)
                 each.resume()
 
     def get_cpu_backup(self, x, zero_copy=False):
@@ -180,18 +188,21 @@ class MemorySaver:
 
     def _tag(self, tag, backup, backend, graph=""):
         """Returns a tag, and creates it if there is none."""
-        name = f"{tag}{graph}, {backend if backup else 'dropped'}"
-        made = _sleep.tag(name, backup="host" if backup else None, keep=backup and backend == "pinned")
+        backend = backend if backup else "dropped"
+        # Its own library maps free memory again as well.
+        options = {"backup": "host" if backup else None, "keep": backend == "pinned", "keep_free": True}
+        made = _sleep.tag(f"{tag}{graph}, {backend}", **options)
         with self._lock:
-            self._tags[made] = tag
+            self._tags[made] = (tag, backend)
         return made
 
     def _of(self, tag):
-        """Returns the tags of the library for one of torch_memory_saver's, or all."""
+        """Returns the tags of the library for one of torch_memory_saver's, or all, each with its kind of
+        backup."""
         with self._lock:
             # Those of graphs that are gone are closed.
             self._tags = {each: of for each, of in self._tags.items() if each.is_open}
-            return [each for each, of in self._tags.items() if not tag or tag == of]
+            return [(each, backend) for each, (of, backend) in self._tags.items() if not tag or tag == of]
 
     def _keep(self, tag):
         """Reads the backup of a tag, if backups are retained. Otherwise drops what was read of it before."""

@@ -95,6 +95,9 @@ class Saver:
     def disable(self): return self._impl.disable()
     def pause(self, tag=None): self._impl.pause(tag=tag)
     def resume(self, tag=None): self._impl.resume(tag=tag)
+    def set_disk_backup_dir(self, path):
+        os.makedirs(path, exist_ok=True)
+        self._impl._binary_wrapper.cdll.tms_set_disk_backup_dir(path.encode())
     def get_cpu_backup(self, x, zero_copy=False): return self._impl.get_cpu_backup(x, zero_copy=zero_copy)
     @property
     def retain_cpu_backup(self): return self._impl._binary_wrapper.cdll.tms_get_retain_cpu_backup()
@@ -173,7 +176,8 @@ e = filled(MIB, 5)
 tags = stratalloc.tags()
 assert list(tags) == ["weights", "cache"] and states() == {"weights": "awake", "cache": "awake"}
 assert [tags[name]["live_bytes"] // MIB for name in tags] == [5, 1]
-assert tags["cache"]["options"] == {"backup": None, "keep": False, "requests": "fail"}
+options = {"backup": None, "keep": False, "requests": "fail", "directory": None, "keep_free": False}
+assert tags["cache"]["options"] == options
 paused = stratalloc.pause()
 assert paused["weights"]["copied_bytes"] == 5 * MIB and paused["cache"]["dropped_bytes"] == MIB
 assert states() == {"weights": "asleep", "cache": "asleep"} and state.waits == [0, 0]
@@ -192,6 +196,27 @@ assert stratalloc.pause("weights", backup=None)["weights"]["dropped_bytes"] == 4
 """,
                 conf,
             )
+
+    def test_a_tag_with_a_directory_saves_in_files(self):
+        self.good("""
+import pathlib, tempfile
+folder = tempfile.TemporaryDirectory()
+with stratalloc.tag("weights", directory=pathlib.Path(folder.name), keep_free=True) as tag: a = filled(MIB, 1)
+assert tag is stratalloc.tag("weights", directory=folder.name, keep_free=True)
+refused("exists with directory=", lambda: stratalloc.tag("weights", directory=None))
+refused("exists with keep_free=True", lambda: stratalloc.tag("weights", keep_free=False))
+stratalloc.pause()
+assert [os.path.getsize(os.path.join(folder.name, name)) for name in os.listdir(folder.name)] == [MIB]
+stratalloc.resume()
+assert a.bytes() == bytes([1]) * MIB and os.listdir(folder.name) == []
+tag.directory = os.path.join(folder.name, "missing")
+try: stratalloc.pause()
+except stratalloc.Error as error: assert "a backup of 1048576 bytes in files in" in str(error), error
+else: raise AssertionError
+assert states() == {"weights": "awake"} and a.bytes() == bytes([1]) * MIB
+tag.directory = None
+assert stratalloc.pause()["weights"]["copied_bytes"] == MIB
+""")
 
     def test_threads_use_one_tag_at_once(self):
         self.good("""
@@ -312,11 +337,68 @@ saver.pause()
 saver.resume()
 assert a.bytes() == bytes([1]) * MIB and b.bytes() != bytes([2]) * MIB and c.bytes() == bytes([3]) * MIB
 assert read(a) is None
-try:
-    with saver.region(enable_disk_backup=True): pass
-except NotImplementedError as error: assert "not on a disk" in str(error)
-else: raise AssertionError
 """)
+
+    def test_a_backup_on_disk_is_in_files(self):
+        # The steps of torch_memory_saver's example `disk_backup`.
+        self.saver("""
+import tempfile
+memory_saver.enable()
+folder = tempfile.TemporaryDirectory()
+directory = os.path.join(folder.name, "backups")
+saver.set_disk_backup_dir(directory)
+with saver.region(enable_disk_backup=True): large, small = filled(13 * MIB + 12345, 1), filled(7, 2)
+with saver.region(enable_disk_backup=False): dropped = filled(20 * MIB, 3)
+totals = set()
+for _ in range(3):
+    saver.pause()
+    files = os.listdir(directory)
+    assert len(files) >= 2, files
+    totals.add(sum(os.path.getsize(os.path.join(directory, name)) for name in files))
+    assert saver._impl.get_cpu_backup(small).bytes() == bytes([2]) * 7
+    saver.resume()
+    assert large.bytes() == bytes([1]) * large.nbytes and small.bytes() == bytes([2]) * 7
+    assert dropped.bytes()[:3] != bytes([3]) * 3
+assert len(totals) == 1 and min(totals) >= large.nbytes
+assert os.listdir(directory) == [] and list(states()) == ["default, disk", "default, dropped"]
+saver.set_disk_backup_dir(os.path.join(folder.name, "others"))
+saver.retain_cpu_backup = True
+saver.pause()
+assert len(os.listdir(os.path.join(folder.name, "others"))) >= 2
+saver.resume()
+assert not saver._impl._kept and small.bytes() == bytes([2]) * 7
+""")
+
+    def test_free_memory_is_mapped_again(self):
+        # The steps of torch_memory_saver's example `training_engine`.
+        self.saver(
+            """
+memory_saver.enable()
+def used(): return stratalloc.memory_stats()["reserved_bytes.all.current"]
+def forward(): free(filled(64 * MIB, 9))
+first = filled(MIB, 1)
+initial = used()
+weights = [filled(size, 2) for size in (16 * MIB, 1 * MIB, 1024, 42)]
+forward()
+after_forward = used()
+assert after_forward >= initial + 80 * MIB
+saver.pause()
+after_pause = used()
+assert after_pause == 0
+with saver.disable():
+    other = filled(20 * MIB, 3)
+    assert used() >= after_pause + 20 * MIB
+    free(other)
+assert used() == after_pause
+saver.resume()
+assert used() == after_forward
+forward()
+assert used() == after_forward
+assert all(of.bytes() == bytes([2]) * of.nbytes for of in weights)
+""",
+            TMS_INIT_ENABLE="1",
+            TMS_INIT_ENABLE_CPU_BACKUP="1",
+        )
 
     def test_a_retained_backup_can_be_read_after_the_resume(self):
         self.saver("""

@@ -11,6 +11,7 @@
 //! graph that uses it may be launched.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
@@ -22,7 +23,7 @@ use crate::size::human_bytes;
 /// What a pause does with the contents of live blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backup {
-    /// Copies them to host memory.
+    /// Copies them to host memory, or to files in [`TagOptions::directory`].
     #[default]
     Host,
     /// Drops them. After the resume they are undefined.
@@ -52,6 +53,12 @@ pub struct TagOptions {
     /// threads copy through small pinned buffers into ordinary memory. A free releases the whole pages of its
     /// block, and the resume the rest.
     pub keep_backup: bool,
+    /// The directory of files for backups. `None`: backups are in host memory. With a directory,
+    /// `keep_backup` has no effect: the files are removed by the resume.
+    pub directory: Option<PathBuf>,
+    /// Whether a resume also maps the free memory that the tag's cache had at the pause, unless the device
+    /// is short of memory. Without it, a pause releases whole free pages.
+    pub keep_free: bool,
     /// What happens to requests while the tag is not awake.
     pub requests: WhileAsleep,
 }
@@ -84,7 +91,7 @@ pub struct PauseOptions {
 /// The result of a pause.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Paused {
-    /// Bytes copied to host memory: the sizes of all live blocks. If a graph or a checkpoint may
+    /// Bytes copied to the backup: the sizes of all live blocks. If a graph or a checkpoint may
     /// refer to freed blocks, all mapped bytes.
     pub copied_bytes: u64,
     /// Number of copies. Adjacent blocks are copied together.
@@ -176,6 +183,14 @@ pub trait Sleeping: Send + Sync {
     /// [`SleepError`] when the pool is unknown or no tag.
     fn tag_info(&self, pool: PoolId) -> Result<TagInfo, SleepError>;
 
+    /// Sets [`TagOptions::directory`], which the next pause reads. A backup that exists stays where it is.
+    /// Does not wait for the device.
+    ///
+    /// # Errors
+    ///
+    /// [`SleepError`] when the pool is unknown or no tag.
+    fn set_directory(&self, pool: PoolId, directory: Option<&Path>) -> Result<(), SleepError>;
+
     /// Returns all tags that have users, by their pools' ids. Does not wait for the device.
     fn tags(&self) -> Vec<(PoolId, TagInfo)>;
 
@@ -249,13 +264,33 @@ pub enum SleepError {
         pool: PoolId,
     },
     /// The program has not enough memory for the backup.
-    #[error("no memory for a backup of {size_bytes} bytes")]
+    #[error(
+        "no memory for a backup of {size_bytes} bytes{}",
+        available_bytes.map(|bytes| format!(": {bytes} bytes are available")).unwrap_or_default()
+    )]
     HostMemory {
         /// The bytes that were requested.
         size_bytes: u64,
+        /// The host memory that is available, if less than that was found.
+        available_bytes: Option<u64>,
         /// The driver's error, if pinned memory was requested.
         #[source]
         driver: Option<DriverError>,
+    },
+    /// A file of the backup could not be created, written or read.
+    #[error(
+        "a backup of {size_bytes} bytes in files in {directory:?}{}: {source}",
+        available_bytes.map(|bytes| format!(", which has {bytes} free bytes")).unwrap_or_default()
+    )]
+    Disk {
+        /// The directory of the files.
+        directory: PathBuf,
+        /// The bytes of the backup.
+        size_bytes: u64,
+        /// The free bytes of the file system, if it is full.
+        available_bytes: Option<u64>,
+        /// The failed call, with the system's error number as its code.
+        source: DriverError,
     },
     /// The device has not enough memory for a resume.
     #[error("{0}")]

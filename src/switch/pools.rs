@@ -4,6 +4,8 @@
 //! freed addresses, so nothing is switched while a pool has users. Every call about a pool therefore
 //! goes to the current allocator. A pool that was released before a switch is unknown afterwards.
 
+use std::path::Path;
+
 use super::Switchable;
 use super::no_scopes::NoScopes;
 use crate::allocator::{
@@ -146,6 +148,10 @@ impl Sleeping for Switchable {
 
     fn tags(&self) -> Vec<(PoolId, TagInfo)> {
         self.with_sleeping(|sleeping| Ok(sleeping.tags())).unwrap_or_default()
+    }
+
+    fn set_directory(&self, pool: PoolId, directory: Option<&Path>) -> Result<(), SleepError> {
+        self.with_sleeping(|sleeping| sleeping.set_directory(pool, directory))
     }
 
     fn read_backup(&self, address: u64, into: &mut [u8]) -> Result<(), SleepError> {

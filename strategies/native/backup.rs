@@ -3,11 +3,13 @@
 //! The blocks of a backup lie one behind the other in one space of **positions**, in address order.
 //! Blocks that are adjacent in memory and in this space are copied together, as one *run*. The positions
 //! of a kept backup are in pinned memory, its *stores*. Those of any other backup are in ordinary memory of
-//! the system, from which a free releases the whole pages of its block.
+//! the system, from which a free releases the whole pages of its block, or in files.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 
+use super::files::Files;
 use crate::allocator::SleepError;
 use crate::driver::PinnedId;
 use crate::error::DriverError;
@@ -22,8 +24,23 @@ pub(super) struct SavedContents {
     blocks: BTreeMap<u64, Place>,
     /// The pinned memory of the positions, if the tag keeps its backup.
     stores: Vec<Store>,
-    /// The memory of the positions, if the tag does not keep its backup.
-    own: Option<SystemBlock>,
+    /// The place of the positions, if the tag does not keep its backup.
+    unkept: Option<Unkept>,
+}
+
+/// Where the contents of a backup are that is not kept. To drop it takes time in proportion to its size: drop
+/// it with no lock held.
+#[derive(Debug)]
+pub(super) enum Unkept {
+    Memory(SystemBlock),
+    Files(Files),
+}
+
+/// The bytes of a backup that is not kept.
+#[derive(Debug)]
+pub(super) enum UnkeptBytes<'a> {
+    Memory(&'a mut [u8]),
+    Files(&'a Files),
 }
 
 /// The place of a block in the space of positions.
@@ -95,28 +112,35 @@ impl SavedContents {
         self.stores.iter().map(|store| store.size_bytes).sum()
     }
 
-    /// Drops the contents of the block at this address. Ordinary memory is released by whole pages.
+    /// Drops the contents of the block at this address, and releases the whole pages of its ordinary
+    /// memory, or its disk space. After the last block, the caller takes the rest with
+    /// [`take_unused`](Self::take_unused).
     pub(super) fn forget(&mut self, address: u64) {
         let Some(gone) = self.blocks.remove(&address) else { return };
-        if self.blocks.is_empty() {
-            self.own = None;
+        match &mut self.unkept {
+            _ if self.blocks.is_empty() => {}
+            Some(Unkept::Memory(memory)) => {
+                // All bytes between the saved neighbours are unused. Those outside of the pages of this block
+                // were released before.
+                let before = self.blocks.range(..address).next_back();
+                let start = before.map_or(0, |(_, place)| place.position + place.size_bytes);
+                let start = start.max(gone.position / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES);
+                let behind = self.blocks.range(address..).next();
+                let end = behind.map_or(memory.size_bytes(), |(_, place)| place.position);
+                let gone_end = (gone.position + gone.size_bytes).next_multiple_of(HUGE_PAGE_BYTES);
+                memory.discard(index(start)..index(end.min(gone_end)));
+            }
+            Some(Unkept::Files(files)) => {
+                files.discard(&(gone.position..gone.position + gone.size_bytes));
+            }
+            None => {}
         }
-        let Some(own) = &mut self.own else { return };
-        // All bytes between the saved neighbours are unused. Those outside of the pages of this block were
-        // released before.
-        let before = self.blocks.range(..address).next_back();
-        let start = before.map_or(0, |(_, place)| place.position + place.size_bytes);
-        let start = start.max(gone.position / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES);
-        let behind = self.blocks.range(address..).next();
-        let end = behind.map_or(own.size_bytes(), |(_, place)| place.position);
-        let end = end.min((gone.position + gone.size_bytes).next_multiple_of(HUGE_PAGE_BYTES));
-        own.discard(index(start)..index(end));
     }
 
-    /// Drops all contents, and keeps the pinned memory.
-    pub(super) fn clear(&mut self) {
+    /// Drops all contents, and keeps the pinned memory. Returns the rest.
+    pub(super) fn clear(&mut self) -> Option<Unkept> {
         self.blocks.clear();
-        self.own = None;
+        self.unkept.take()
     }
 
     /// Drops the contents of blocks for which `is_live` returns false. Their memory is released with the
@@ -125,15 +149,13 @@ impl SavedContents {
         self.blocks.retain(|address, _| is_live(*address));
     }
 
-    /// Drops all contents. Returns their ordinary memory, which is large: release it with no lock held.
-    pub(super) fn take_own(&mut self) -> Option<SystemBlock> {
-        self.blocks.clear();
-        self.own.take()
+    /// Returns the ordinary memory or the files if no block is left.
+    pub(super) fn take_unused(&mut self) -> Option<Unkept> {
+        if self.blocks.is_empty() { self.unkept.take() } else { None }
     }
 
-    /// Drops all contents. Removes and returns the pinned memory.
+    /// Removes and returns the pinned memory, whose contents are not needed any more.
     pub(super) fn take_stores(&mut self) -> Vec<PinnedId> {
-        self.clear();
         std::mem::take(&mut self.stores).into_iter().map(|store| store.pinned).collect()
     }
 
@@ -149,7 +171,7 @@ impl SavedContents {
     /// Makes these blocks (address and size, in address order) the saved ones, and gives them positions in
     /// their order.
     pub(super) fn place(&mut self, blocks: impl IntoIterator<Item = (u64, u64)>) {
-        self.clear();
+        drop(self.clear());
         let mut position = 0;
         for (address, size_bytes) in blocks {
             self.blocks.insert(address, Place { position, size_bytes });
@@ -158,14 +180,39 @@ impl SavedContents {
     }
 
     /// Provides ordinary memory for `size_bytes` positions, if they are more than 0.
-    pub(super) fn provide_own(&mut self, size_bytes: u64) -> Result<(), SleepError> {
-        self.own = if size_bytes > 0 { Some(ordinary_memory(size_bytes)?) } else { None };
+    pub(super) fn provide_memory(&mut self, size_bytes: u64) -> Result<(), SleepError> {
+        self.unkept = match size_bytes {
+            0 => None,
+            _ => Some(Unkept::Memory(ordinary_memory(size_bytes)?)),
+        };
         Ok(())
     }
 
-    /// Returns the bytes of all positions, if they are in ordinary memory.
-    pub(super) fn own_bytes(&mut self) -> Option<&mut [u8]> {
-        self.own.as_mut().and_then(SystemBlock::initialized)
+    /// Provides files in `directory` for the positions of these runs, if there are any.
+    pub(super) fn provide_files(
+        &mut self,
+        directory: &Path,
+        runs: &[Run],
+    ) -> Result<(), SleepError> {
+        self.unkept = match runs {
+            [] => None,
+            _ => Some(Unkept::Files(Files::create(directory, runs)?)),
+        };
+        Ok(())
+    }
+
+    /// Returns the bytes of all positions, unless they are in pinned memory.
+    pub(super) fn unkept_bytes(&mut self) -> Option<UnkeptBytes<'_>> {
+        match &mut self.unkept {
+            Some(Unkept::Memory(memory)) => memory.initialized().map(UnkeptBytes::Memory),
+            Some(Unkept::Files(files)) => Some(UnkeptBytes::Files(files)),
+            None => None,
+        }
+    }
+
+    /// Returns true if the positions are in pinned memory.
+    pub(super) fn is_pinned(&self) -> bool {
+        self.unkept.is_none()
     }
 
     /// Adds pinned memory behind the last position.
@@ -192,17 +239,29 @@ impl SavedContents {
     }
 }
 
+/// Fails if less host memory is available. The system provides pages when they are written or pinned, and
+/// may end the program then if it has none.
+pub(super) fn check_available(size_bytes: u64) -> Result<(), SleepError> {
+    match memory_info() {
+        Ok(info) if info.free_bytes < size_bytes => {
+            let available_bytes = Some(info.free_bytes);
+            Err(SleepError::HostMemory { size_bytes, available_bytes, driver: None })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Returns zeroed memory of the system, in huge pages if it has them.
 fn ordinary_memory(size_bytes: u64) -> Result<SystemBlock, SleepError> {
-    let refused = |_: DriverError| SleepError::HostMemory { size_bytes, driver: None };
-    // The system provides the pages when they are written, and ends the program then if it has none.
-    if memory_info().is_ok_and(|info| info.total_bytes < size_bytes) {
-        return Err(SleepError::HostMemory { size_bytes, driver: None });
-    }
+    check_available(size_bytes)?;
     let options = SystemOptions { huge_pages: true, ..SystemOptions::default() };
     let huge = SystemMemory::new(options).and_then(|memory| memory.take(size_bytes, 1));
     let plain = huge.or_else(|_| SystemMemory::default().take(size_bytes, 1));
-    let mut block = plain.map_err(refused)?;
+    let mut block = plain.map_err(|_: DriverError| SleepError::HostMemory {
+        size_bytes,
+        available_bytes: None,
+        driver: None,
+    })?;
     if block.initialized().is_none() {
         block.fill(Fill::Zero);
     }
@@ -220,6 +279,13 @@ mod tests {
 
     fn run(address: u64, size_bytes: u64, position: u64) -> Run {
         Run { address, size_bytes, position }
+    }
+
+    fn bytes_of(saved: &mut SavedContents) -> &mut [u8] {
+        match saved.unkept_bytes() {
+            Some(UnkeptBytes::Memory(bytes)) => bytes,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn in_order(blocks: impl IntoIterator<Item = (u64, u64)>) -> Vec<Run> {
@@ -247,18 +313,17 @@ mod tests {
             (3 << 20, 1 << 20),
             (4 << 20, 100),
         ]);
-        saved.provide_own((2 << 20) + 300).unwrap();
+        saved.provide_memory((2 << 20) + 300).unwrap();
         let all = |saved: &mut SavedContents, value| {
-            let bytes = saved.own_bytes().expect("some blocks are left");
-            bytes[8192..16_384].iter().all(|byte| *byte == value)
+            bytes_of(saved)[8192..16_384].iter().all(|byte| *byte == value)
         };
-        saved.own_bytes().unwrap().fill(7);
+        bytes_of(&mut saved).fill(7);
         saved.forget(2 << 20);
         assert!(all(&mut saved, 7));
         saved.forget(0);
         assert!(!cfg!(target_os = "linux") || all(&mut saved, 0));
         let small = saved.position_of(1 << 20, 100).map(index).unwrap();
-        assert!(saved.own_bytes().unwrap()[small..small + 100].iter().all(|byte| *byte == 7));
+        assert!(bytes_of(&mut saved)[small..small + 100].iter().all(|byte| *byte == 7));
         assert_eq!(
             saved.runs(),
             [run(1 << 20, 100, 1 << 20), run(3 << 20, (1 << 20) + 100, (1 << 20) + 200)]
@@ -266,19 +331,39 @@ mod tests {
         // A page of two blocks is released with the second one.
         let shared = small + 300;
         saved.forget(3 << 20);
-        assert_eq!(saved.own_bytes().unwrap()[shared], 7);
+        assert_eq!(bytes_of(&mut saved)[shared], 7);
         saved.forget(1 << 20);
-        assert!(!cfg!(target_os = "linux") || saved.own_bytes().unwrap()[shared] == 0);
+        assert!(saved.take_unused().is_none());
+        assert!(!cfg!(target_os = "linux") || bytes_of(&mut saved)[shared] == 0);
         saved.forget(4 << 20);
-        assert!(saved.own_bytes().is_none());
+        assert!(saved.take_unused().is_some());
+        assert!(saved.unkept_bytes().is_none());
     }
 
     #[test]
-    fn a_backup_that_no_machine_can_hold_is_an_error() {
-        let refused = SavedContents::default().provide_own(1 << 60);
-        assert!(
-            matches!(refused, Err(SleepError::HostMemory { size_bytes, .. }) if size_bytes == 1 << 60)
-        );
+    fn memory_is_released_when_no_block_is_left() {
+        let mut saved = SavedContents::default();
+        saved.place([(0, 100), (100, 100)]);
+        saved.provide_memory(200).unwrap();
+        saved.retain(|address| address == 100);
+        assert!(saved.take_unused().is_none());
+        saved.retain(|_| false);
+        assert!(saved.take_unused().is_some());
+        assert!(saved.unkept_bytes().is_none());
+    }
+
+    /// The system would accept the request, and end the program when the memory is written.
+    #[test]
+    fn a_backup_larger_than_the_available_memory_is_an_error() {
+        let Ok(info) = memory_info() else { return };
+        let between = info.free_bytes.midpoint(info.total_bytes);
+        for size in [between, 1 << 60] {
+            let refused = SavedContents::default().provide_memory(size);
+            let Err(SleepError::HostMemory { size_bytes, available_bytes, .. }) = refused else {
+                panic!("{size} of {info:?}: {refused:?}");
+            };
+            assert!(size_bytes == size && available_bytes.is_some_and(|bytes| bytes < size));
+        }
     }
 
     #[test]

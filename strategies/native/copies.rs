@@ -1,8 +1,8 @@
 //! Copies between the blocks of a tag and host memory, and the pinned memory for them.
 //!
 //! A kept backup is pinned: each run is copied straight to its place. The contents of any other backup pass
-//! through small pinned buffers. Several threads copy between these and ordinary memory, because the system
-//! provides and clears a page when it is first written, which takes longer than the bus.
+//! through small pinned buffers. Several threads copy between these and ordinary memory or files, because the
+//! system provides and clears a page when it is first written, which takes longer than the bus.
 //!
 //! No lock is held during copies. The stream and the buffers stay with the engine for the next pause or
 //! resume.
@@ -13,12 +13,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread::{self, Builder, available_parallelism};
 use std::vec;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use super::backup::{Run, SavedContents, index, parts};
+use super::backup::{Run, SavedContents, UnkeptBytes, check_available, index, parts};
 use super::engine::Engine;
+use super::files::Files;
 use super::growth::Growth;
-use crate::allocator::SleepError;
+use crate::allocator::{SleepError, TagOptions};
 use crate::driver::{Driver, PinnedId, PinnedMemory, PinnedRange, synchronize_outside_captures};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{EventId, StreamId};
@@ -70,10 +71,10 @@ pub(super) struct KeptCopies {
 }
 
 impl KeptCopies {
-    /// Returns the copies of a backup: none if it is in ordinary memory.
+    /// Returns the copies of a backup: none if it is not pinned.
     pub(super) fn new(saved: &SavedContents, copier: &Copier) -> Self {
         let stores: Vec<_> = saved.stores().collect();
-        let runs = if stores.is_empty() { VecDeque::new() } else { saved.runs().into() };
+        let runs = if saved.is_pinned() { saved.runs().into() } else { VecDeque::new() };
         Self { stream: copier.stream, stores, runs }
     }
 
@@ -83,23 +84,41 @@ impl KeptCopies {
     }
 }
 
-/// Positions that are copied through one buffer at a time, and their host memory.
+/// Positions that are copied through one buffer at a time.
 #[derive(Debug)]
 struct Share<'a> {
     start: u64,
-    bytes: &'a mut [u8],
     parts: Vec<Run>,
+    place: SharePlace<'a>,
+}
+
+/// The host memory of a share, or the files of its parts.
+#[derive(Debug)]
+enum SharePlace<'a> {
+    Memory(&'a mut [u8]),
+    Files(&'a Files),
 }
 
 impl<'a> Share<'a> {
-    /// Divides host memory, which begins with position 0, into shares. Leaves out those without runs.
-    fn of(bytes: &'a mut [u8], runs: &[Run]) -> Vec<Self> {
-        let shares = (0..).step_by(index(BUFFER_BYTES)).zip(bytes.chunks_mut(index(BUFFER_BYTES)));
-        let shares = shares.map(|(start, bytes)| {
+    /// Divides the positions of a backup into shares. Leaves out those without runs.
+    fn of(bytes: UnkeptBytes<'a>, runs: &[Run]) -> Vec<Self> {
+        let starts = (0..).step_by(index(BUFFER_BYTES));
+        let share = |(start, place)| {
             let parts = parts(runs, start..start + BUFFER_BYTES).collect();
-            Share { start, bytes, parts }
-        });
-        shares.filter(|share| !share.parts.is_empty()).collect()
+            Share { start, parts, place }
+        };
+        let shares: Vec<_> = match bytes {
+            UnkeptBytes::Memory(bytes) => {
+                let chunks = bytes.chunks_mut(index(BUFFER_BYTES)).map(SharePlace::Memory);
+                starts.zip(chunks).map(share).collect()
+            }
+            UnkeptBytes::Files(files) => {
+                let end = runs.last().map_or(0, Run::end);
+                let starts = starts.take_while(|start| *start < end);
+                starts.map(|start| share((start, SharePlace::Files(files)))).collect()
+            }
+        };
+        shares.into_iter().filter(|share| !share.parts.is_empty()).collect()
     }
 
     /// Returns the place of a part in the buffer.
@@ -111,12 +130,62 @@ impl<'a> Share<'a> {
         }
     }
 
-    /// Returns the offset of the first part in the buffer, and the bytes from there to the last part's end.
-    fn span(&mut self) -> (u64, &mut [u8]) {
+    /// Copies the bytes from the first to the last part from a buffer to their place. `scratch` has the size
+    /// of a buffer if the place is a file.
+    fn store(
+        &mut self,
+        memory: &dyn PinnedMemory,
+        buffer: Buffer,
+        scratch: &mut [u8],
+    ) -> Result<(), SleepError> {
+        let span = self.span();
+        match &mut self.place {
+            SharePlace::Memory(bytes) => {
+                let offset_bytes = span.start as u64;
+                memory.read_pinned(buffer.pinned, offset_bytes, &mut bytes[span])?;
+            }
+            SharePlace::Files(files) => {
+                memory.read_pinned(buffer.pinned, span.start as u64, &mut scratch[span])?;
+                for part in &self.parts {
+                    let at = index(part.position - self.start);
+                    files.write(part.position, &scratch[at..at + index(part.size_bytes)])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the bytes from the first to the last part from their place to a buffer. See
+    /// [`store`](Self::store).
+    fn load(
+        &self,
+        memory: &dyn PinnedMemory,
+        buffer: Buffer,
+        scratch: &mut [u8],
+    ) -> Result<(), SleepError> {
+        let span = self.span();
+        let offset_bytes = span.start as u64;
+        match &self.place {
+            SharePlace::Memory(bytes) => {
+                memory.write_pinned(buffer.pinned, offset_bytes, &bytes[span])?;
+            }
+            SharePlace::Files(files) => {
+                for part in &self.parts {
+                    let at = index(part.position - self.start);
+                    files.read(part.position, &mut scratch[at..at + index(part.size_bytes)])?;
+                }
+                memory.write_pinned(buffer.pinned, offset_bytes, &scratch[span])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the range in the buffer from the first part's start to the last one's end.
+    fn span(&self) -> Range<usize> {
         let (first, last) = (self.parts.first(), self.parts.last());
         let start = first.map_or(0, |part| part.position - self.start);
         let end = last.map_or(0, |part| part.end() - self.start);
-        (start, &mut self.bytes[index(start)..index(end)])
+        index(start)..index(end)
     }
 }
 
@@ -153,30 +222,38 @@ impl Engine {
             if is_over && kept.is_none() { kept.replace(copier) } else { Some(copier) }
         };
         if let Some(copier) = unused {
-            self.drop_copier(&mut self.growth.lock(), copier, is_over);
+            let kept = self.drop_copier(copier, is_over);
+            self.growth.lock().leftovers.pinned.extend(kept);
         }
         (copied.unwrap_or_else(|panic| resume_unwind(panic)), is_over)
     }
 
-    /// Copies blocks (address and size, in address order) to host memory. Calls
+    /// Copies blocks (address and size, in address order) to the backup of a tag with these options. Calls
     /// `during` while copies run or before they start. Waits for the copies.
     pub(super) fn save(
         &self,
         saved: &mut SavedContents,
         copier: &mut Copier,
         blocks: impl IntoIterator<Item = (u64, u64)>,
-        keep: bool,
+        tag: &TagOptions,
         during: impl FnOnce(),
     ) -> Result<Copied, SleepError> {
         saved.place(blocks);
         let runs = saved.runs();
         let bytes = runs.last().map_or(0, Run::end);
-        let copies = if keep {
-            self.save_kept(saved, copier, &runs, during)?
-        } else {
-            saved.provide_own(bytes)?;
-            self.copy_through_buffers(Direction::Out, saved, copier, &runs, during)?
+        let copies = match &tag.directory {
+            None if tag.keep_backup => self.save_kept(saved, copier, &runs, during)?,
+            place => {
+                match place {
+                    Some(directory) => saved.provide_files(directory, &runs)?,
+                    None => saved.provide_memory(bytes)?,
+                }
+                self.copy_through_buffers(Direction::Out, saved, copier, &runs, during)?
+            }
         };
+        if let Some(UnkeptBytes::Files(files)) = saved.unkept_bytes() {
+            files.finish()?;
+        }
         Ok(Copied { bytes, copies })
     }
 
@@ -191,6 +268,7 @@ impl Engine {
         let bytes = runs.last().map_or(0, Run::end);
         let size_bytes = bytes.saturating_sub(saved.kept_bytes());
         if size_bytes > 0 {
+            check_available(size_bytes)?;
             let pinned = memory.pin(size_bytes).map_err(|error| no_memory(size_bytes, error))?;
             saved.add_store(pinned, size_bytes);
         }
@@ -242,15 +320,15 @@ impl Engine {
         copier: &mut Copier,
     ) -> Result<u64, SleepError> {
         let runs = saved.runs();
-        if saved.own_bytes().is_some() {
-            self.copy_through_buffers(Direction::In, saved, copier, &runs, || ())?;
-        } else {
+        if saved.is_pinned() {
             self.driver.synchronize_stream(copier.stream)?;
+        } else {
+            self.copy_through_buffers(Direction::In, saved, copier, &runs, || ())?;
         }
         Ok(saved.bytes())
     }
 
-    /// Copies the runs between the device and the ordinary memory of a backup, if it has some. Calls `during`
+    /// Copies the runs between the device and a backup that is not kept, if it is not empty. Calls `during`
     /// while other threads copy. Waits for the copies, and returns their number.
     fn copy_through_buffers(
         &self,
@@ -260,7 +338,7 @@ impl Engine {
         runs: &[Run],
         during: impl FnOnce(),
     ) -> Result<u64, SleepError> {
-        let shares = saved.own_bytes().map(|bytes| Share::of(bytes, runs)).unwrap_or_default();
+        let shares = saved.unkept_bytes().map(|bytes| Share::of(bytes, runs)).unwrap_or_default();
         let processors = available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
         let threads = processors.min(shares.len().div_ceil(BUFFERS_EACH));
         self.add_buffers(copier, shares.len().min(threads * BUFFERS_EACH))?;
@@ -287,7 +365,7 @@ impl Engine {
             }
             copied
         });
-        Ok(copied?)
+        copied
     }
 
     /// Takes shares and copies each through one of these buffers, until none is left. Waits for the copies.
@@ -297,30 +375,32 @@ impl Engine {
         buffers: &[Buffer],
         stream: StreamId,
         todo: &Mutex<vec::IntoIter<Share<'_>>>,
-    ) -> Result<u64, DriverError> {
+    ) -> Result<u64, SleepError> {
         let memory = self.pinned_memory()?;
-        let finish = |(buffer, mut share): (Buffer, Share<'_>)| -> Result<Buffer, DriverError> {
+        let mut scratch = Vec::new();
+        let finish = |(buffer, mut share): (Buffer, Share<'_>), scratch: &mut [u8]| {
             self.driver.synchronize_event(buffer.event)?;
             if direction == Direction::Out {
-                let (offset_bytes, bytes) = share.span();
-                memory.read_pinned(buffer.pinned, offset_bytes, bytes)?;
+                share.store(memory, buffer, scratch)?;
             }
-            Ok(buffer)
+            Ok::<_, SleepError>(buffer)
         };
         let (mut copies, mut unused, mut in_flight) = (0, buffers.to_vec(), VecDeque::new());
         loop {
-            let Some(mut share) = todo.lock().next() else { break };
+            let Some(share) = todo.lock().next() else { break };
+            if matches!(share.place, SharePlace::Files(_)) {
+                scratch.resize(index(BUFFER_BYTES), 0);
+            }
             let buffer = match (unused.pop(), in_flight.pop_front()) {
                 (Some(buffer), oldest) => {
                     in_flight.extend(oldest);
                     buffer
                 }
-                (None, Some(oldest)) => finish(oldest)?,
+                (None, Some(oldest)) => finish(oldest, &mut scratch)?,
                 (None, None) => break,
             };
             if direction == Direction::In {
-                let (offset_bytes, bytes) = share.span();
-                memory.write_pinned(buffer.pinned, offset_bytes, bytes)?;
+                share.load(memory, buffer, &mut scratch)?;
             }
             for part in &share.parts {
                 let place = share.place(buffer, part);
@@ -333,7 +413,7 @@ impl Engine {
             self.driver.record_event(buffer.event, stream)?;
             in_flight.push_back((buffer, share));
         }
-        in_flight.into_iter().try_for_each(|one| finish(one).map(drop))?;
+        in_flight.into_iter().try_for_each(|one| finish(one, &mut scratch).map(drop))?;
         Ok(copies)
     }
 
@@ -371,16 +451,17 @@ impl Engine {
         (address, size_bytes): (u64, u64),
         at: u64,
         into: &mut [u8],
-    ) -> Option<Result<(), DriverError>> {
+    ) -> Option<Result<(), SleepError>> {
         let from = saved.position_of(address, size_bytes)? + at;
-        match saved.own_bytes() {
-            Some(bytes) => {
+        Some(match saved.unkept_bytes() {
+            Some(UnkeptBytes::Memory(bytes)) => {
                 let start = index(from);
                 into.copy_from_slice(bytes.get(start..start.checked_add(into.len())?)?);
-                Some(Ok(()))
+                Ok(())
             }
-            None => Some(self.read_stores(saved, from, into)),
-        }
+            Some(UnkeptBytes::Files(files)) => files.read(from, into),
+            None => self.read_stores(saved, from, into).map_err(SleepError::from),
+        })
     }
 
     fn read_stores(
@@ -412,31 +493,32 @@ impl Engine {
     }
 
     /// Releases the stream and the buffers for copies, unless a pause or a resume uses them. Releases other
-    /// pinned memory that is not used any more, after a wait for copies that may still use it.
-    pub(super) fn release_copier(&self, growth: &mut Growth) {
-        let copier = self.copier.lock().take();
-        if let Some(copier) = copier {
-            self.drop_copier(growth, copier, true);
-        }
-        if !growth.leftovers.pinned.is_empty()
-            && synchronize_outside_captures(&*self.driver).is_ok()
-        {
-            let stores = std::mem::take(&mut growth.leftovers.pinned);
-            growth.leftovers.pinned = self.unpin(stores);
-        }
+    /// pinned memory that is not used any more, after a wait for copies that may still use it. Releases the
+    /// growth lock during these calls.
+    pub(super) fn release_copier(&self, growth: &mut MutexGuard<'_, Growth>) {
+        let stores = std::mem::take(&mut growth.leftovers.pinned);
+        let kept = MutexGuard::unlocked(growth, || {
+            let copier = self.copier.lock().take();
+            let mut kept = copier.map(|copier| self.drop_copier(copier, true)).unwrap_or_default();
+            let may_unpin =
+                !stores.is_empty() && synchronize_outside_captures(&*self.driver).is_ok();
+            kept.extend(if may_unpin { self.unpin(stores) } else { stores });
+            kept
+        });
+        growth.leftovers.pinned.extend(kept);
     }
 
-    /// Releases the stream and the buffers for copies. If copies may still run, keeps the pinned memory for a
-    /// later try.
-    fn drop_copier(&self, growth: &mut Growth, copier: Copier, is_over: bool) {
+    /// Releases the stream and the buffers for copies. Returns the pinned memory that stays: all of it if
+    /// copies may still run, otherwise what the driver failed to release.
+    fn drop_copier(&self, copier: Copier, is_over: bool) -> Vec<PinnedId> {
         let pinned = copier.buffers.iter().map(|buffer| buffer.pinned).collect();
         let kept = if is_over { self.unpin(pinned) } else { pinned };
-        growth.leftovers.pinned.extend(kept);
         let events: Vec<_> =
             copier.buffers.iter().map(|buffer| (buffer.event, copier.stream)).collect();
         self.events.return_unused(&events);
         // A stream that the driver fails to destroy is destroyed with its context.
         let _ = self.driver.destroy_stream(copier.stream);
+        kept
     }
 
     /// Releases the backups of all tags when the engine is dropped. Memory that copies may still use leaks
@@ -452,7 +534,7 @@ impl Engine {
 
 fn no_memory(size_bytes: u64, error: DriverError) -> SleepError {
     if error.is_out_of_memory() {
-        SleepError::HostMemory { size_bytes, driver: Some(error) }
+        SleepError::HostMemory { size_bytes, available_bytes: None, driver: Some(error) }
     } else {
         error.into()
     }

@@ -25,6 +25,7 @@ mod copies;
 mod engine;
 mod events;
 mod expandable;
+mod files;
 mod growth;
 mod hints;
 mod imports;

@@ -8,7 +8,7 @@ use super::copies::Copied;
 use super::engine::Engine;
 use super::growth::Growth;
 use super::sleep::SleepingPage;
-use crate::allocator::{Backup, Freed, PauseOptions, Paused, SleepError, TagState};
+use crate::allocator::{Backup, Freed, PauseOptions, Paused, SleepError, TagOptions, TagState};
 use crate::driver::synchronize_outside_captures;
 use crate::error::{DriverError, DriverErrorKind};
 use crate::heap::Reservation;
@@ -46,7 +46,7 @@ impl Engine {
         };
         let backup = options.backup.unwrap_or(tag.backup);
         let copied = self.empty_streams(pool, options).and_then(|()| {
-            let copied = self.save_blocks(pool, backup, tag.keep_backup, &mut saved)?;
+            let copied = self.save_blocks(pool, backup, &tag, &mut saved)?;
             self.finish_frees(pool)?;
             Ok(copied)
         });
@@ -55,31 +55,29 @@ impl Engine {
             let dropped = self.close_blocks(&mut growth, pool, backup, &mut saved)?;
             Ok((copied, dropped))
         });
-        if done.is_err() {
-            saved.clear();
-        }
+        let unused = if done.is_err() { saved.clear() } else { saved.take_unused() };
         if let Some(sleep) = growth.pools.tag_mut(pool) {
             sleep.backup = saved;
         }
-        let (copied, dropped) = match done {
-            Ok(done) => done,
-            Err(error) => {
-                self.set_state(&mut growth, pool, TagState::Awake);
-                return Err(error);
+        let paused = done.map(|(copied, dropped)| {
+            let mut paused = Paused {
+                copied_bytes: copied.bytes,
+                copies: copied.copies,
+                dropped,
+                ..Paused::default()
+            };
+            self.unmap_tag(&mut growth, pool, &mut paused);
+            if let Some(sleep) = growth.pools.tag_mut(pool) {
+                sleep.pauses += 1;
             }
-        };
-        let mut paused = Paused {
-            copied_bytes: copied.bytes,
-            copies: copied.copies,
-            dropped,
-            ..Paused::default()
-        };
-        self.unmap_tag(&mut growth, pool, &mut paused);
-        if let Some(sleep) = growth.pools.tag_mut(pool) {
-            sleep.pauses += 1;
-        }
-        self.set_state(&mut growth, pool, TagState::Asleep);
-        Ok(paused)
+            paused
+        });
+        let state = if paused.is_ok() { TagState::Asleep } else { TagState::Awake };
+        self.set_state(&mut growth, pool, state);
+        // The memory or the files are large, so they are dropped without the lock.
+        drop(growth);
+        drop(unused);
+        paused
     }
 
     /// Returns the heaps of a tag in ascending order of their numbers.
@@ -87,6 +85,18 @@ impl Engine {
         let mut cells = self.heaps_of(growth, pool);
         cells.sort_by_key(|cell| cell.number);
         cells
+    }
+
+    /// Returns the live blocks of a tag, address and size, in address order.
+    pub(super) fn live_blocks_of(&self, growth: &Growth, pool: PoolId) -> Vec<(u64, u64)> {
+        let mut blocks = Vec::new();
+        for cell in self.heaps_of(growth, pool) {
+            let heap = &cell.lock().heap;
+            let live = heap.live_blocks().into_iter().map(|slot| heap.view(slot));
+            blocks.extend(live.map(|block| (block.address, block.size_bytes)));
+        }
+        blocks.sort_unstable();
+        blocks
     }
 
     /// Waits for all work that uses a tag.
@@ -135,7 +145,7 @@ impl Engine {
         &self,
         pool: PoolId,
         backup: Backup,
-        keep: bool,
+        tag: &TagOptions,
         saved: &mut SavedContents,
     ) -> Result<Copied, SleepError> {
         let (idle, blocks) = {
@@ -148,15 +158,11 @@ impl Engine {
             } else {
                 // The free pages are listed before the live blocks: a block that is freed between the two is
                 // in neither list.
-                let idle = self.idle_memory(&growth, pool);
-                let mut blocks = Vec::new();
-                for cell in self.heaps_of_tag(&growth, pool) {
-                    let heap = &cell.lock().heap;
-                    let live = heap.live_blocks().into_iter().map(|slot| heap.view(slot));
-                    blocks.extend(live.map(|block| (block.address, block.size_bytes)));
-                }
-                blocks.sort_unstable();
-                (idle, blocks)
+                let idle = match tag.keep_free {
+                    true => Vec::new(),
+                    false => self.idle_memory(&growth, pool),
+                };
+                (idle, self.live_blocks_of(&growth, pool))
             }
         };
         let release = || {
@@ -164,15 +170,16 @@ impl Engine {
             let _ = self.release_listed(&mut self.growth.lock(), idle);
         };
         if backup == Backup::None {
-            saved.clear();
+            drop(saved.clear());
             release();
             return Ok(Copied::default());
         }
         let (copied, is_over) = self
-            .with_copier(|copier| self.save(saved, copier, blocks.iter().copied(), keep, release));
+            .with_copier(|copier| self.save(saved, copier, blocks.iter().copied(), tag, release));
         if !is_over {
             // A copy may still write to the pinned memory.
-            self.growth.lock().leftovers.pinned.extend(saved.take_stores());
+            let stores = saved.take_stores();
+            self.growth.lock().leftovers.pinned.extend(stores);
         }
         copied
     }

@@ -64,7 +64,11 @@ impl Engine {
                 self.forget_freed(&mut growth, pool);
                 self.unmap_after(&mut growth, pool, is_over);
             }
+            let tag = growth.pools.tag_mut(pool);
+            let unused = tag.and_then(|sleep| sleep.backup.take_unused());
             self.set_state(&mut growth, pool, TagState::Asleep);
+            drop(growth);
+            drop(unused);
         }
         resumed
     }
@@ -98,14 +102,14 @@ impl Engine {
         for cell in self.heaps_of_tag(&growth, pool) {
             Self::unmark_live(&mut cell.lock());
         }
-        let own = saved.take_own();
+        let unkept = saved.clear();
         if let Some(sleep) = growth.pools.tag_mut(pool) {
             sleep.backup = saved;
             sleep.resumes += 1;
         }
         self.set_state(&mut growth, pool, TagState::Awake);
         drop(growth);
-        drop(own);
+        drop(unkept);
         Ok(Resumed { mapped_bytes, copied_bytes })
     }
 
@@ -115,14 +119,11 @@ impl Engine {
         if growth.pools.is_pinned(pool) {
             return;
         }
-        let mut live = Vec::new();
-        for cell in self.heaps_of_tag(growth, pool) {
-            let heap = &cell.lock().heap;
-            live.extend(heap.live_blocks().into_iter().map(|slot| heap.view(slot).address));
-        }
-        live.sort_unstable();
+        let live = self.live_blocks_of(growth, pool);
         if let Some(sleep) = growth.pools.tag_mut(pool) {
-            sleep.backup.retain(|address| live.binary_search(&address).is_ok());
+            sleep.backup.retain(|address| {
+                live.binary_search_by_key(&address, |(address, _)| *address).is_ok()
+            });
         }
     }
 
@@ -135,52 +136,115 @@ impl Engine {
         pool: PoolId,
         copier: Option<&Copier>,
     ) -> Result<u64, SleepError> {
-        // Pages that became free while the tag slept need no memory. A failure keeps them in the list.
-        if !growth.pools.is_pinned(pool) {
-            let idle = self.idle_memory(growth, pool);
-            let _ = self.release_listed(growth, idle);
+        let is_pinned = growth.pools.is_pinned(pool);
+        let keeps_free = growth.pools.tag(pool).is_some_and(|sleep| sleep.options.keep_free);
+        if !is_pinned && !keeps_free {
+            self.release_free_pages(growth, pool);
         }
-        let pages: Vec<ToMap> = growth
-            .pools
-            .tag(pool)
-            .map(|sleep| sleep.pages.iter().map(|(at, page)| (*at, *page)).collect())
-            .unwrap_or_default();
-        let missing: Vec<ToMap> =
-            pages.iter().copied().filter(|(_, page)| page.held.is_none()).collect();
-        let bytes = missing.iter().map(|(_, page)| page.size_bytes).sum();
+        match self.map_pages_of(growth, memory, pool, copier) {
+            Err(SleepError::OutOfMemory(_)) if !is_pinned && keeps_free => {
+                self.release_free_pages(growth, pool);
+                self.map_pages_of(growth, memory, pool, copier)
+            }
+            mapped => mapped,
+        }
+    }
+
+    /// Removes the free pages of a tag that sleeps from the list for its resume. A failure keeps them in the
+    /// list.
+    fn release_free_pages(&self, growth: &mut MutexGuard<'_, Growth>, pool: PoolId) {
+        let idle = self.idle_memory(growth, pool);
+        let _ = self.release_listed(growth, idle);
+    }
+
+    fn map_pages_of(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        memory: &dyn VirtualMemory,
+        pool: PoolId,
+        copier: Option<&Copier>,
+    ) -> Result<u64, SleepError> {
+        let (pages, missing, bytes) = pages_of(growth, pool);
+        if self.has_room(growth, bytes) {
+            // Nothing has to be released first, so the copies begin with the first range.
+            match self.map_all(growth, memory, pool, (&pages, &missing), Vec::new(), copier) {
+                // Another process took the memory.
+                Err(SleepError::Driver(error)) if error.is_out_of_memory() => {}
+                mapped => return mapped.map(|()| bytes),
+            }
+        }
+        let (pages, missing, bytes) = pages_of(growth, pool);
+        let pieces = self.create_all(growth, memory, pool, &missing, bytes)?;
+        self.map_all(growth, memory, pool, (&pages, &missing), pieces, copier)?;
+        Ok(bytes)
+    }
+
+    /// Returns true if the limit allows so many bytes more and the device reports them as free.
+    fn has_room(&self, growth: &Growth, bytes: u64) -> bool {
+        let limit_bytes = growth.limit_bytes.unwrap_or(u64::MAX);
+        growth.reserved_bytes().saturating_add(bytes) <= limit_bytes
+            && self.driver.memory_info().is_ok_and(|info| info.free_bytes >= bytes)
+    }
+
+    /// Creates the memory for all of these pages, which have `bytes`. Releases cached memory if it is short.
+    fn create_all(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        memory: &dyn VirtualMemory,
+        pool: PoolId,
+        missing: &[ToMap],
+        bytes: u64,
+    ) -> Result<Vec<PhysicalId>, SleepError> {
         growth.in_flight_bytes = growth.in_flight_bytes.saturating_add(bytes);
         let mut pieces = Vec::new();
         let created = catch_unwind(AssertUnwindSafe(|| {
-            self.create_pieces(growth, memory, pool, &missing, &mut pieces)
+            self.create_pieces(growth, memory, pool, missing, &mut pieces)
         }));
         growth.in_flight_bytes = growth.in_flight_bytes.saturating_sub(bytes);
-        if !matches!(created, Ok(Ok(0))) {
-            let sizes = missing.iter().map(|(_, page)| page.size_bytes);
-            growth.leftovers.pieces.extend(pieces.drain(..).zip(sizes));
-            // The caller gets the first error. What fails is kept for a later try.
-            let _ = growth.leftovers.offer(memory);
+        if matches!(created, Ok(Ok(0))) {
+            return Ok(pieces);
         }
+        let sizes = missing.iter().map(|(_, page)| page.size_bytes);
+        growth.leftovers.pieces.extend(pieces.into_iter().zip(sizes));
+        // The caller gets the first error. What fails is kept for a later try.
+        let _ = growth.leftovers.offer(memory);
         match created {
-            Ok(Ok(0)) => {}
-            Ok(Ok(short)) => return Err(self.missing_memory(growth, pool, bytes, short)),
-            Ok(Err(error)) => return Err(error.into()),
+            Ok(Ok(short)) => Err(self.missing_memory(growth, pool, bytes, short)),
+            Ok(Err(error)) => Err(error.into()),
             // An allocator of another pool panicked. No thread may wait for this tag then.
             Err(panic) => {
                 self.set_state(growth, pool, TagState::Asleep);
                 resume_unwind(panic);
             }
         }
+    }
+
+    /// Maps all pages, range by range, and submits the copies to each range. Creates the memory of the
+    /// missing pages that have no piece yet. If that fails, nothing stays mapped, except what cannot be
+    /// unmapped.
+    fn map_all(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        memory: &dyn VirtualMemory,
+        pool: PoolId,
+        (pages, missing): (&[ToMap], &[ToMap]),
+        mut pieces: Vec<PhysicalId>,
+        copier: Option<&Copier>,
+    ) -> Result<(), SleepError> {
         let mut copies = growth.pools.tag(pool).zip(copier).map(|(sleep, copier)| {
             // Copies run beside the calls that map the next range.
             KeptCopies::new(&sleep.backup, copier)
         });
         let mut done = 0;
         let mut map = || -> Result<(), SleepError> {
-            let mut unmapped = missing.iter().zip(&pieces).peekable();
-            for PageRange { address, size_bytes, .. } in ranges_of(&pages, RANGE_BYTES) {
+            let mut unmapped = missing.iter().peekable();
+            for PageRange { address, size_bytes, .. } in ranges_of(pages, RANGE_BYTES) {
                 let end = address + size_bytes;
-                while let Some(((at, page), &piece)) = unmapped.next_if(|((at, _), _)| *at < end) {
-                    memory.map(*at, page.size_bytes, piece)?;
+                while let Some((at, page)) = unmapped.next_if(|(at, _)| *at < end) {
+                    if pieces.len() == done {
+                        pieces.push(memory.create(page.size_bytes, page.exportable)?);
+                    }
+                    memory.map(*at, page.size_bytes, pieces[done])?;
                     done += 1;
                 }
                 let peers = growth.peers.iter().copied();
@@ -197,11 +261,11 @@ impl Engine {
             // Copies may run from or to the pages.
             let is_over = copies.is_none_or(|copies| copies.is_over(&*self.driver));
             let mapped = Mapped { pages: done, is_over };
-            self.take_back(growth, memory, pool, &missing, &pieces, mapped);
+            self.take_back(growth, memory, pool, missing, &pieces, mapped);
             return Err(error);
         }
-        self.note_mapped(growth, pool, &pages, &missing, pieces);
-        Ok(bytes)
+        self.note_mapped(growth, pool, pages, missing, pieces);
+        Ok(())
     }
 
     /// Counts and announces the pages of a tag, all of which are mapped.
@@ -398,6 +462,15 @@ impl Engine {
             self.hold_tag(growth, pool);
         }
     }
+}
+
+/// Returns the pages of a tag that sleeps, those without memory, and the bytes of the latter.
+fn pages_of(growth: &Growth, pool: PoolId) -> (Vec<ToMap>, Vec<ToMap>, u64) {
+    let sleep = growth.pools.tag(pool).into_iter();
+    let pages: Vec<_> = sleep.flat_map(|sleep| &sleep.pages).map(|(at, of)| (*at, *of)).collect();
+    let missing: Vec<_> = pages.iter().copied().filter(|(_, page)| page.held.is_none()).collect();
+    let bytes = missing.iter().map(|(_, page)| page.size_bytes).sum();
+    (pages, missing, bytes)
 }
 
 /// Returns the contiguous ranges of pages, which are in address order, each inside one reservation. A range

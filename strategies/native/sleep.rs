@@ -20,6 +20,7 @@
 //! asleep with its backup.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use parking_lot::MutexGuard;
 
@@ -249,7 +250,7 @@ impl Engine {
         id: BlockId,
         address: u64,
     ) -> Result<(), HandleError> {
-        {
+        let unused = {
             let mut growth = self.growth.lock();
             let mut state = cell.lock();
             if let Some(slot) = state.heap.live(id, address)
@@ -261,9 +262,15 @@ impl Engine {
                     && let Some(sleep) = growth.pools.tag_mut(cell.pool())
                 {
                     sleep.backup.forget(address);
+                    sleep.backup.take_unused()
+                } else {
+                    None
                 }
+            } else {
+                None
             }
-        }
+        };
+        drop(unused);
         let _context = self.history.of_free();
         self.free_unused(cell, address, id)
     }
@@ -364,6 +371,14 @@ impl Sleeping for Engine {
         }
         let sleep = growth.pools.tag(pool).ok_or(SleepError::NotATag { pool })?;
         Ok(self.info_of(&growth, pool, sleep))
+    }
+
+    fn set_directory(&self, pool: PoolId, directory: Option<&Path>) -> Result<(), SleepError> {
+        let mut growth = self.growth.lock();
+        growth.pools.in_use(pool)?;
+        let sleep = growth.pools.tag_mut(pool).ok_or(SleepError::NotATag { pool })?;
+        sleep.options.directory = directory.map(Path::to_owned);
+        Ok(())
     }
 
     fn tags(&self) -> Vec<(PoolId, TagInfo)> {

@@ -3,6 +3,7 @@
 //! nothing leaks.
 
 use super::*;
+use crate::common::folder::Folder;
 
 const KINDS: [DriverErrorKind; 3] =
     [DriverErrorKind::OutOfMemory, DriverErrorKind::Other, DriverErrorKind::DeviceLost];
@@ -161,6 +162,17 @@ fn every_call_may_fail_in_both_kinds_of_segments() {
 fn every_call_may_fail_while_the_ring_is_in_flight() {
     let sizes = [19 * MIB, 512, 512];
     fail_each("", &TagOptions::host("weights"), &sizes, 12);
+}
+
+#[test]
+fn every_call_may_fail_beside_files() {
+    let folder = Folder::new("tag-faults");
+    let directory = Some(folder.0.clone());
+    let tag = TagOptions { directory, keep_free: true, ..TagOptions::host("weights") };
+    for conf in BOTH {
+        fail_each(conf, &tag, &[9 * MIB, 100 * KIB, 700], 9);
+        assert_eq!(folder.names().len(), 0);
+    }
 }
 
 /// A resume under memory pressure must not fail because only one buffer can be pinned.

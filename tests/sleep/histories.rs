@@ -1,6 +1,7 @@
 //! Random histories of requests, frees, pauses and resumes, compared with a model of every block's bytes.
 
 use super::*;
+use crate::common::folder::Folder;
 
 const STREAMS: [StreamId; 3] = [HOME, SIDE, FAR];
 const DEVICE_BYTES: u64 = 192 * MIB;
@@ -16,6 +17,8 @@ struct Block {
 }
 
 struct Story {
+    /// Where some tags save contents.
+    folder: Folder,
     host: Arc<Host>,
     allocator: Strategy,
     tags: Vec<(PoolId, Backup)>,
@@ -33,18 +36,22 @@ impl Story {
         let host = Arc::new(Host::with_bytes(DEVICE_BYTES));
         let mut rng = Rng::new(seed);
         let allocator = built(BOTH[rng.below(2)], host.clone());
-        let mut tags = Vec::new();
+        let folder = Folder::new(&format!("tag-history-{seed}"));
+        let (mut tags, default) = (Vec::new(), TagOptions::default());
         for at in 0..3 {
             let pool = PoolId { user: 77 + at, ..TAG };
             let name = format!("tag {at}");
             let backup = if rng.below(4) == 0 { Backup::None } else { Backup::Host };
             let keep_backup = rng.below(2) == 0;
-            let tag = TagOptions { backup, keep_backup, ..TagOptions::host(name) };
+            let directory = (rng.below(8) == 0).then(|| folder.0.clone());
+            let keep_free = rng.below(3) == 0;
+            let tag =
+                TagOptions { name, backup, keep_backup, directory, keep_free, ..default.clone() };
             allocator.private_pools().create_pool(pool, tagged(tag)).expect("its id is new");
             tags.push((pool, backup));
         }
         let (blocks, next_seed, resumes, failed_resumes) = (Vec::new(), 1, 0, 0);
-        Self { host, allocator, tags, blocks, rng, next_seed, resumes, failed_resumes }
+        Self { folder, host, allocator, tags, blocks, rng, next_seed, resumes, failed_resumes }
     }
 
     fn sleeping(&self) -> &dyn Sleeping {
@@ -248,6 +255,7 @@ impl Story {
             self.check()?;
         }
         ensure!(self.blocks.is_empty(), "all blocks are freed");
+        ensure_eq!(self.folder.names().len(), 0, "files of backups");
         drop(self.allocator);
         ensure!(self.host.held().is_nothing(), "it leaks {:?}", self.host.held());
         Ok(())

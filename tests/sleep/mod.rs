@@ -6,6 +6,7 @@
 //! order.
 
 mod basics;
+mod disk;
 mod faults;
 mod histories;
 mod interactions;

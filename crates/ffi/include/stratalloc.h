@@ -24,6 +24,10 @@
 // Requests in a tag that is not awake wait until another thread resumes it. Without it, they fail.
 #define STRATALLOC_TAG_WAIT 4
 
+// A resume also maps the free memory that the tag's cache had at the pause, unless the device is short
+// of memory.
+#define STRATALLOC_TAG_KEEP_FREE 8
+
 // This pause copies contents, whatever the tag's options are.
 #define STRATALLOC_PAUSE_BACKUP 1
 
@@ -202,7 +206,8 @@ typedef struct {
 typedef struct {
   // 0: awake, 1: being paused, 2: asleep, 3: being resumed.
   uint32_t state;
-  // A sum of `STRATALLOC_TAG_BACKUP`, `STRATALLOC_TAG_KEEP_BACKUP` and `STRATALLOC_TAG_WAIT`.
+  // A sum of `STRATALLOC_TAG_BACKUP`, `STRATALLOC_TAG_KEEP_BACKUP`, `STRATALLOC_TAG_WAIT` and
+  // `STRATALLOC_TAG_KEEP_FREE`.
   uint32_t options;
   // Live blocks.
   uint64_t live_bytes;
@@ -739,8 +744,8 @@ stratalloc_status stratalloc_checkpoint_restore(uint64_t handle,
 stratalloc_status stratalloc_checkpoint_drop(stratalloc_checkpoint *checkpoint);
 
 // Creates a tag with one user, the caller, and stores the id of its pool. All functions for pools take
-// this id. `options` is a sum of `STRATALLOC_TAG_BACKUP`, `STRATALLOC_TAG_KEEP_BACKUP` and
-// `STRATALLOC_TAG_WAIT`, or 0. `stratalloc_pool_release` removes the user.
+// this id. `options` is a sum of `STRATALLOC_TAG_BACKUP`, `STRATALLOC_TAG_KEEP_BACKUP`,
+// `STRATALLOC_TAG_WAIT` and `STRATALLOC_TAG_KEEP_FREE`, or 0. `stratalloc_pool_release` removes the user.
 //
 // # Safety
 //
@@ -759,6 +764,16 @@ stratalloc_status stratalloc_tag_of_pool(uint64_t handle,
                                          stratalloc_pool pool,
                                          const char *name,
                                          uint32_t options);
+
+// Sets the directory of files in which the next pauses of a tag save contents, in place of host memory.
+// Null: host memory. The directory must exist at the pause, and the files are removed by the resume.
+//
+// # Safety
+//
+// `directory` is null or text that ends with a zero.
+stratalloc_status stratalloc_tag_set_directory(uint64_t handle,
+                                               stratalloc_pool pool,
+                                               const char *directory);
 
 // Stores the id of the pool of the tag with this name. Fails with `BAD_POOL` if there is none.
 //

@@ -202,6 +202,7 @@ impl Fails for SleepError {
             Self::NotSupported => Status::NotSupported,
             Self::HostMemory { .. } | Self::OutOfMemory(_) => Status::OutOfMemory,
             Self::NoBackup { .. } => Status::UnknownAddress,
+            Self::Disk { source, .. } => source.status(),
             _ => Status::Busy,
         }
     }

@@ -3,10 +3,11 @@
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
 use std::ffi::{c_char, c_void};
+use std::path::Path;
 
 use super::calls::stream_of;
 use super::guard::{Failure, Status};
-use super::pointers::{read, store};
+use super::pointers::{read, read_any, store};
 use super::pools::Pool;
 use super::table;
 use stratalloc::allocator::{Backup, PauseOptions, PoolOptions, TagOptions, TagState, WhileAsleep};
@@ -18,6 +19,9 @@ pub const TAG_BACKUP: u32 = 1;
 pub const TAG_KEEP_BACKUP: u32 = 2;
 /// Requests in a tag that is not awake wait until another thread resumes it. Without it, they fail.
 pub const TAG_WAIT: u32 = 4;
+/// A resume also maps the free memory that the tag's cache had at the pause, unless the device is short
+/// of memory.
+pub const TAG_KEEP_FREE: u32 = 8;
 
 /// This pause copies contents, whatever the tag's options are.
 pub const PAUSE_BACKUP: u32 = 1;
@@ -60,7 +64,8 @@ pub struct Resumed {
 pub struct TagInfo {
     /// 0: awake, 1: being paused, 2: asleep, 3: being resumed.
     pub state: u32,
-    /// A sum of `STRATALLOC_TAG_BACKUP`, `STRATALLOC_TAG_KEEP_BACKUP` and `STRATALLOC_TAG_WAIT`.
+    /// A sum of `STRATALLOC_TAG_BACKUP`, `STRATALLOC_TAG_KEEP_BACKUP`, `STRATALLOC_TAG_WAIT` and
+    /// `STRATALLOC_TAG_KEEP_FREE`.
     pub options: u32,
     /// Live blocks.
     pub live_bytes: u64,
@@ -79,8 +84,8 @@ pub struct TagInfo {
 }
 
 fn options_of(name: &str, options: u32) -> Result<TagOptions, Failure> {
-    if options & !(TAG_BACKUP | TAG_KEEP_BACKUP | TAG_WAIT) != 0 {
-        let text = format_args!("options {options:#x}: expected a sum of 1, 2 and 4");
+    if options & !(TAG_BACKUP | TAG_KEEP_BACKUP | TAG_WAIT | TAG_KEEP_FREE) != 0 {
+        let text = format_args!("options {options:#x}: expected a sum of 1, 2, 4 and 8");
         return Err(Failure::invalid(text));
     }
     let has = |option| options & option != 0;
@@ -88,6 +93,8 @@ fn options_of(name: &str, options: u32) -> Result<TagOptions, Failure> {
         name: name.to_owned(),
         backup: if has(TAG_BACKUP) { Backup::Host } else { Backup::None },
         keep_backup: has(TAG_KEEP_BACKUP),
+        directory: None,
+        keep_free: has(TAG_KEEP_FREE),
         requests: if has(TAG_WAIT) { WhileAsleep::Wait } else { WhileAsleep::Fail },
     })
 }
@@ -97,11 +104,12 @@ fn number_of(options: &TagOptions) -> u32 {
     bit(options.backup == Backup::Host, TAG_BACKUP)
         | bit(options.keep_backup, TAG_KEEP_BACKUP)
         | bit(options.requests == WhileAsleep::Wait, TAG_WAIT)
+        | bit(options.keep_free, TAG_KEEP_FREE)
 }
 
 /// Creates a tag with one user, the caller, and stores the id of its pool. All functions for pools take
-/// this id. `options` is a sum of `STRATALLOC_TAG_BACKUP`, `STRATALLOC_TAG_KEEP_BACKUP` and
-/// `STRATALLOC_TAG_WAIT`, or 0. `stratalloc_pool_release` removes the user.
+/// this id. `options` is a sum of `STRATALLOC_TAG_BACKUP`, `STRATALLOC_TAG_KEEP_BACKUP`,
+/// `STRATALLOC_TAG_WAIT` and `STRATALLOC_TAG_KEEP_FREE`, or 0. `stratalloc_pool_release` removes the user.
 ///
 /// # Safety
 ///
@@ -142,6 +150,25 @@ pub unsafe extern "C" fn stratalloc_tag_of_pool(
         let tag = options_of(unsafe { read(name, "name") }?, options)?;
         let options = PoolOptions { tag: Some(tag), ..PoolOptions::default() };
         Ok(table::find(handle)?.pools()?.set_pool_options(pool.into(), &options)?)
+    })
+}
+
+/// Sets the directory of files in which the next pauses of a tag save contents, in place of host memory.
+/// Null: host memory. The directory must exist at the pause, and the files are removed by the resume.
+///
+/// # Safety
+///
+/// `directory` is null or text that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stratalloc_tag_set_directory(
+    handle: u64,
+    pool: Pool,
+    directory: *const c_char,
+) -> Status {
+    super::guard::status(|| {
+        // SAFETY: required of the caller (`# Safety`).
+        let directory = unsafe { read_any(directory, "directory") }?.map(Path::new);
+        Ok(table::find(handle)?.sleeping()?.set_directory(pool.into(), directory)?)
     })
 }
 
@@ -411,9 +438,43 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_has_the_backup_until_the_resume() {
+        let handle = create("", "host");
+        let pool = tag(handle, "weights", TAG_BACKUP | TAG_KEEP_FREE).unwrap();
+        let name = format!("stratalloc-ffi-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir(&directory).unwrap();
+        let files = || std::fs::read_dir(&directory).unwrap().count();
+        let text = CString::new(directory.to_str().unwrap()).unwrap();
+        // SAFETY: the text ends with a zero.
+        let set = unsafe { stratalloc_tag_set_directory(handle, pool, text.as_ptr()) };
+        assert_eq!(set, Status::Ok);
+        assert_eq!(stratalloc_pool_scope_open_thread(handle, pool), Status::Ok);
+        let block = allocate(handle, 1 << 20).unwrap();
+        // SAFETY: the block is live host memory of this size.
+        unsafe { block.cast::<u8>().write_bytes(7, 1 << 20) };
+        pause(handle, pool, 0).unwrap();
+        assert_eq!((files(), info(handle, pool).options), (1, TAG_BACKUP | TAG_KEEP_FREE));
+        assert_eq!(resume(handle, pool).unwrap().copied_bytes, 1 << 20);
+        // SAFETY: the block is live host memory of this size.
+        let bytes = unsafe { std::slice::from_raw_parts(block.cast::<u8>(), 1 << 20) };
+        assert!(files() == 0 && bytes.iter().all(|byte| *byte == 7));
+        std::fs::remove_dir(&directory).unwrap();
+        assert_eq!(pause(handle, pool, 0), Err(Status::DriverFailed));
+        let text = crate::guard::last_error();
+        assert!(text.contains("a backup of 1048576 bytes in files in"), "{text}");
+        // SAFETY: null is allowed.
+        let unset = unsafe { stratalloc_tag_set_directory(handle, pool, null()) };
+        assert_eq!(unset, Status::Ok);
+        assert_eq!(pause(handle, pool, 0).unwrap().copied_bytes, 1 << 20);
+        assert_eq!(stratalloc_pool_scope_close(handle, pool), Status::Ok);
+        assert_eq!(stratalloc_destroy(handle), Status::Ok);
+    }
+
+    #[test]
     fn wrong_arguments_and_other_pools_are_refused() {
         let handle = create("", "sim");
-        assert_eq!(tag(handle, "weights", 8), Err(Status::InvalidArgument));
+        assert_eq!(tag(handle, "weights", 16), Err(Status::InvalidArgument));
         let pool = tag(handle, "weights", TAG_WAIT).unwrap();
         assert_eq!(tag(handle, "weights", 0), Err(Status::NotSupported));
         assert_eq!(pause(handle, pool, PAUSE_BACKUP | PAUSE_DROP), Err(Status::InvalidArgument));
