@@ -353,7 +353,7 @@ impl Engine {
         };
         let mut rings = copier.buffers.chunks(BUFFERS_EACH).take(threads);
         let own = rings.next().unwrap_or_default();
-        let copied = thread::scope(|scope| {
+        thread::scope(|scope| {
             // Shares of a thread that cannot be started are copied by the others.
             let start = |ring| Builder::new().spawn_scoped(scope, move || copy(ring)).ok();
             let others: Vec<_> = rings.filter_map(start).collect();
@@ -364,8 +364,7 @@ impl Engine {
                 copied = copied.and_then(|copies| Ok(copies + other?));
             }
             copied
-        });
-        copied
+        })
     }
 
     /// Takes shares and copies each through one of these buffers, until none is left. Waits for the copies.
