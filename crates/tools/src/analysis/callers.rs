@@ -135,6 +135,16 @@ impl<'a> Callers<'a> {
         library.iter().chain(chain).copied()
     }
 
+    /// Returns the number of callers. All numbers of callers are below it.
+    pub(crate) fn len(&self) -> u32 {
+        u32::try_from(self.callers.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Returns true for a stack of autograd's engine without code of the program.
+    pub(crate) fn is_engine(&self, caller: u32) -> bool {
+        self.callers[caller as usize].is_engine
+    }
+
     pub(crate) fn kind(&self, frame: u32) -> FrameKind {
         self.kinds[frame as usize]
     }
@@ -234,17 +244,33 @@ impl<'a> Callers<'a> {
         }
     }
 
-    /// Formats a frame. Omits folders that are not needed to identify the frame's file.
+    /// Formats a frame.
     fn text(&self, number: u32, files: &HashMap<&str, Vec<&str>>) -> String {
+        match self.short_frame(number, files) {
+            Frame { file: "", function, .. } => function.to_owned(),
+            Frame { file, line, function } => format!("{file}:{line} {function}"),
+        }
+    }
+
+    /// Returns a frame as labels show it. Omits folders that are not needed to identify the frame's file.
+    /// Frames of compiled code have no file and no line.
+    fn short_frame(&self, number: u32, files: &HashMap<&str, Vec<&str>>) -> Frame<'a> {
         let frame = self.frame(number);
         let file = match self.kind(number) {
             FrameKind::Program => program_file(&frame, files),
             FrameKind::Library => library_file(&frame),
             FrameKind::Compiled | FrameKind::Runtime(_) => {
-                return frame.backward_node().unwrap_or(frame.short_function()).to_owned();
+                let function = frame.backward_node().unwrap_or(frame.short_function());
+                return Frame { file: "", line: 0, function };
             }
         };
-        format!("{file}:{} {}", frame.line, frame.function)
+        Frame { file, ..frame }
+    }
+
+    /// Returns all frames as labels show them, by their numbers.
+    pub(crate) fn short_frames(&self) -> Vec<Frame<'a>> {
+        let files = self.program_files();
+        (0..self.stacks.frame_count()).map(|number| self.short_frame(number, &files)).collect()
     }
 
     /// Returns the paths of the program's own files, grouped by file name.

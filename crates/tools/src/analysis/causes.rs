@@ -161,7 +161,7 @@ impl Picture {
 }
 
 /// Returns the index of the operation right after which the moment is.
-fn find(
+pub(super) fn find(
     recording: &Recording,
     config: &Config,
     room: Capacity,
@@ -227,6 +227,28 @@ impl<'a> LiveBytes<'a> {
     }
 }
 
+/// Replays a recording up to the operation `at` and passes the blocks that then live to `see`. Returns the
+/// layout, and the bytes allocated from the device.
+pub(super) fn stop_at(
+    recording: &Recording,
+    config: &Config,
+    room: Capacity,
+    at: usize,
+    mut see: impl FnMut(&[Option<Allocation>]),
+) -> Result<(Vec<SegmentLayout>, u64), ReplayError> {
+    let (strategy, sim, held) = open_with_start(recording, config, room)?;
+    let work_gate = Some(Arc::clone(&sim) as Arc<dyn WorkGate>);
+    walk(&recording.workload, &strategy, work_gate, held, |step| {
+        if step.at < at {
+            return ControlFlow::Continue(());
+        }
+        see(step.blocks);
+        ControlFlow::Break(())
+    })?;
+    let layout = strategy.control().caching.map(|caching| caching.layout()).unwrap_or_default();
+    Ok((layout, sim.used_bytes()))
+}
+
 fn paint(
     recording: &Recording,
     config: &Config,
@@ -234,24 +256,17 @@ fn paint(
     moment: Moment,
     at: usize,
 ) -> Result<Picture, ReplayError> {
-    let (strategy, sim, held) = open_with_start(recording, config, room)?;
-    let work_gate = Some(Arc::clone(&sim) as Arc<dyn WorkGate>);
     let mut live = Vec::new();
-    walk(&recording.workload, &strategy, work_gate, held, |step| {
-        if step.at < at {
-            return ControlFlow::Continue(());
-        }
-        live = live_blocks(&recording.workload, at, step.blocks);
-        ControlFlow::Break(())
+    let (layout, used_bytes) = stop_at(recording, config, room, at, |blocks| {
+        live = live_blocks(&recording.workload, at, blocks);
     })?;
-    let layout = strategy.control().caching.map(|caching| caching.layout()).unwrap_or_default();
     let mut picture = Picture::of_layout(&layout, moment, at + 1);
     let causes = &mut picture.causes;
     if layout.is_empty() {
         // An allocator that reports no layout holds at least the live blocks.
         causes.requested_bytes = live.iter().map(|block| block.requested_bytes).sum();
     }
-    causes.driver_bytes = sim.used_bytes().saturating_sub(causes.total_bytes());
+    causes.driver_bytes = used_bytes.saturating_sub(causes.total_bytes());
     picture.failed = match (moment, recording.workload.ops[at]) {
         (
             Moment::FirstFailure,

@@ -56,23 +56,59 @@ fn duration_us(events: &[TraceEvent]) -> Option<u64> {
 /// recording. A device needs at least this much memory. A freed block that other streams still use is
 /// not counted: a request that finds no memory waits until those streams have finished.
 pub(super) fn live_peak_bytes(workload: &Workload) -> u64 {
-    let mut bytes_of: HashMap<u32, u64> = HashMap::new();
-    let (mut live, mut peak) = (0_u64, 0_u64);
+    let (mut live, mut peak) = (LiveSizes::default(), 0);
     for op in &workload.ops {
-        match *op {
-            Op::Allocate { id, bytes, .. } => {
-                bytes_of.insert(id, bytes);
-                live = live.saturating_add(bytes);
-                peak = peak.max(live);
-            }
-            Op::AllocateFailing { bytes, .. } => peak = peak.max(live.saturating_add(bytes)),
-            Op::Free { id } | Op::FreeInUse { id, .. } => {
-                live = live.saturating_sub(bytes_of.remove(&id).unwrap_or(0));
-            }
-            Op::Finished { .. } | Op::EmptyCache => {}
-        }
+        live.apply(op);
+        let failing_bytes = match *op {
+            Op::AllocateFailing { bytes, .. } => bytes,
+            _ => 0,
+        };
+        peak = peak.max(live.bytes.saturating_add(failing_bytes));
     }
     peak
+}
+
+/// Returns the blocks that live when the sum of their requested sizes is first at its peak: their numbers
+/// and requested bytes. Requests that failed in the recording are not counted.
+pub(super) fn live_at_peak(workload: &Workload) -> Vec<(u32, u64)> {
+    let mut now = LiveSizes::default();
+    let (mut peak_bytes, mut operations) = (0, 0);
+    for (at, op) in workload.ops.iter().enumerate() {
+        now.apply(op);
+        if now.bytes > peak_bytes {
+            (peak_bytes, operations) = (now.bytes, at + 1);
+        }
+    }
+    let mut then = LiveSizes::default();
+    workload.ops[..operations].iter().for_each(|op| then.apply(op));
+    let mut live: Vec<(u32, u64)> = then.bytes_of.into_iter().collect();
+    live.sort_unstable();
+    live
+}
+
+/// The live blocks after some operations.
+#[derive(Default)]
+struct LiveSizes {
+    /// The requested bytes of each live block, by its number.
+    bytes_of: HashMap<u32, u64>,
+    /// The requested bytes of all live blocks.
+    bytes: u64,
+}
+
+impl LiveSizes {
+    fn apply(&mut self, op: &Op) {
+        match *op {
+            Op::Allocate { id, bytes, .. } => {
+                self.bytes_of.insert(id, bytes);
+                self.bytes = self.bytes.saturating_add(bytes);
+            }
+            Op::Free { id } | Op::FreeInUse { id, .. } => {
+                let bytes = self.bytes_of.remove(&id).unwrap_or(0);
+                self.bytes = self.bytes.saturating_sub(bytes);
+            }
+            Op::AllocateFailing { .. } | Op::Finished { .. } | Op::EmptyCache => {}
+        }
+    }
 }
 
 #[cfg(test)]

@@ -162,9 +162,9 @@ impl Holders {
 }
 
 /// The label of blocks whose requests were not recorded.
-const LIVED_BEFORE: &str = "(lived before the recording began)";
+pub(super) const LIVED_BEFORE: &str = "(lived before the recording began)";
 /// The label of blocks whose requests were recorded without a stack.
-const NO_STACK: &str = "(no stack recorded)";
+pub(super) const NO_STACK: &str = "(no stack recorded)";
 
 /// Live blocks of one caller.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use super::recording::Recording;
 use super::streams::Streams;
 use super::trial::Capacity;
 use crate::replay::ReplayError;
-use stratalloc::config::Compat;
+use stratalloc::config::{Compat, Config};
 
 /// The reserved bytes at the important moments.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +17,15 @@ pub(crate) struct Why {
     pub(crate) reserved: Option<Picture>,
 }
 
+/// Returns the capacity of replays that show the recorded program's memory.
+pub(super) fn room_of(recording: &Recording, config: &Config) -> Capacity {
+    // The layout before the first event is used only with `Limited`. It needs room for the recorded peak.
+    let starts = recording.layout_for(config).is_some()
+        && recording.figures.peak_reserved_bytes <= recording.total_bytes();
+    let limited = recording.limit.is_some() || starts;
+    if limited { Capacity::Limited } else { Capacity::Endless }
+}
+
 impl Why {
     /// Finds the moments in a replay of the recorded configuration, or of the default one.
     ///
@@ -25,12 +34,7 @@ impl Why {
     /// The same as [`Picture::take`].
     pub(crate) fn of(recording: &Recording) -> Result<Self, ReplayError> {
         let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
-        // The layout before the first event is used only with `Limited`. It needs room for the recorded
-        // peak.
-        let starts = recording.layout_for(&config).is_some()
-            && recording.figures.peak_reserved_bytes <= recording.total_bytes();
-        let limited = recording.limit.is_some() || starts;
-        let room = if limited { Capacity::Limited } else { Capacity::Endless };
+        let room = room_of(recording, &config);
         let take = |moment| Picture::take(recording, &config, room, moment);
         let main = match take(Moment::FirstFailure)? {
             Some(failure) => Some(failure),

@@ -2,6 +2,7 @@
 //! need.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -16,6 +17,7 @@ use crate::report;
 use stratalloc::config::{TorchVersion, shown};
 
 use super::assertion::{Assertion, Verdict, fits};
+use super::junit::{self, Case};
 use super::outcome::{Outcome, Result, out};
 use super::recordings::{Devices, Recordings, limit_json};
 use super::show::Side::{Left, Right};
@@ -47,13 +49,24 @@ pub(crate) struct Advise {
     /// hold. Can be given several times. needs is the smallest need of all settings that are tried.
     #[arg(long, value_name = "CONDITION")]
     assert: Vec<Assertion>,
+    /// Write the results of the conditions to this file, in JUnit's format.
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
     /// Print one JSON object per recording.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 pub(crate) fn run(args: &Advise) -> Result<Outcome> {
-    args.recordings.each(Devices::Each, &mut |name, trace| advise(args, name, trace))
+    let has_conditions = args.assertions().next().is_some();
+    junit::check(args.junit.as_deref(), has_conditions, &args.recordings.files)?;
+    let mut cases = Vec::new();
+    let mut act = |name: &str, trace| advise(args, name, trace, &mut cases);
+    let outcome = args.recordings.each(Devices::Each, &mut act)?;
+    if let Some(file) = &args.junit {
+        junit::write(file, "advise", &cases)?;
+    }
+    Ok(outcome)
 }
 
 impl Advise {
@@ -72,7 +85,8 @@ impl Advise {
     }
 }
 
-fn advise(args: &Advise, name: &str, trace: Trace) -> Result<Outcome> {
+/// Adds the results of the conditions to `cases`.
+fn advise(args: &Advise, name: &str, trace: Trace, cases: &mut Vec<Case>) -> Result<Outcome> {
     let recording = args.recordings.recording(name, trace, "compared with PyTorch's default");
     let options = args.options();
     let bar = progress(1, &format!("trying settings on {}", shown(name)));
@@ -82,6 +96,12 @@ fn advise(args: &Advise, name: &str, trace: Trace) -> Result<Outcome> {
     })?;
     let checks = args.assertions().map(|assertion| assertion.check(&recording, &mut advice));
     let verdicts: Vec<Verdict> = checks.collect::<Result<_, _>>()?;
+    cases.extend(verdicts.iter().map(|verdict| Case {
+        name: name.to_owned(),
+        condition: verdict.text.clone(),
+        holds: verdict.holds,
+        sentence: verdict.sentence.clone(),
+    }));
     let outcome = match verdicts.iter().all(|verdict| verdict.holds) {
         true => Outcome::Good,
         false => Outcome::Failed,

@@ -1,10 +1,11 @@
-//! Conditions on the need of a recording, such as `needs<=24GiB`: `--assert` and `--fits` of `advise`.
+//! Conditions: `--assert` and `--fits` of `advise`, such as `needs<=24GiB`, and `--assert` of `diff`, such as
+//! `needs<=+2%`.
 
 use std::str::FromStr;
 
 use serde_json::{Value, json};
 
-use crate::analysis::{Advice, Recording, Tried, counted_as};
+use crate::analysis::{Advice, Diff, Recording, Tried, counted_as, difference};
 use stratalloc::config::Size;
 use stratalloc::size::human_bytes;
 
@@ -29,37 +30,56 @@ enum Operator {
 }
 
 impl Operator {
-    fn holds(self, value: u64, bytes: u64) -> bool {
+    fn holds<T: PartialOrd>(self, value: T, bound: T) -> bool {
         match self {
-            Self::Less => value < bytes,
-            Self::AtMost => value <= bytes,
-            Self::More => value > bytes,
-            Self::AtLeast => value >= bytes,
+            Self::Less => value < bound,
+            Self::AtMost => value <= bound,
+            Self::More => value > bound,
+            Self::AtLeast => value >= bound,
         }
     }
 }
 
-/// A condition on a quantity.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Assertion {
+/// A condition on a quantity. The bound is a size or a [`Difference`].
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Condition<B> {
     text: String,
     quantity: Quantity,
     operator: Operator,
-    bytes: u64,
+    bound: B,
 }
 
-const EXPECTED: &str = "expected needs or live_peak, one of < <= > >=, and a size, as needs<=24GiB";
+/// A condition on a quantity of one recording.
+pub(crate) type Assertion = Condition<u64>;
 
-impl FromStr for Assertion {
+/// A bound of a condition.
+pub(crate) trait Bound: Sized {
+    /// The end of the message for a text that is not a condition.
+    const EXPECTED: &str;
+
+    fn parse(text: &str) -> Result<Self, String>;
+}
+
+impl Bound for u64 {
+    const EXPECTED: &str = "a size, as needs<=24GiB";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        Size::in_bytes(text)
+    }
+}
+
+impl<B: Bound> FromStr for Condition<B> {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let at = text.find(['<', '>']).ok_or(EXPECTED)?;
+        let expected =
+            || format!("expected needs or live_peak, one of < <= > >=, and {}", B::EXPECTED);
+        let at = text.find(['<', '>']).ok_or_else(expected)?;
         let (name, rest) = text.split_at(at);
         let quantity = match name.trim() {
             "needs" => Quantity::Needs,
             "live_peak" => Quantity::LivePeak,
-            _ => return Err(EXPECTED.to_owned()),
+            _ => return Err(expected()),
         };
         let operators = [
             ("<=", Operator::AtMost),
@@ -68,11 +88,10 @@ impl FromStr for Assertion {
             (">", Operator::More),
         ];
         let known = operators.into_iter().find_map(|(sign, operator)| {
-            rest.strip_prefix(sign).map(|size| (operator, size.trim()))
+            rest.strip_prefix(sign).map(|bound| (operator, bound.trim()))
         });
-        let (operator, size) = known.ok_or(EXPECTED)?;
-        let bytes = Size::in_bytes(size).map_err(|error| error.to_string())?;
-        Ok(Self { text: text.to_owned(), quantity, operator, bytes })
+        let (operator, bound) = known.ok_or_else(expected)?;
+        Ok(Self { text: text.to_owned(), quantity, operator, bound: B::parse(bound)? })
     }
 }
 
@@ -84,7 +103,7 @@ pub(crate) fn fits(size: &str) -> Result<Assertion, String> {
 /// Whether a condition holds, and why.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
-    text: String,
+    pub(crate) text: String,
     pub(crate) holds: bool,
     value_bytes: Option<u64>,
     /// If the condition is an upper bound of the need: the cheapest setting with which the condition
@@ -100,8 +119,8 @@ impl Assertion {
     pub(crate) fn enough_bytes(&self) -> Option<u64> {
         match (self.quantity, self.operator) {
             (Quantity::LivePeak, _) => Some(u64::MAX),
-            (Quantity::Needs, Operator::AtMost) => Some(self.bytes),
-            (Quantity::Needs, Operator::Less) => Some(self.bytes.saturating_sub(1)),
+            (Quantity::Needs, Operator::AtMost) => Some(self.bound),
+            (Quantity::Needs, Operator::Less) => Some(self.bound.saturating_sub(1)),
             (Quantity::Needs, Operator::More | Operator::AtLeast) => None,
         }
     }
@@ -116,7 +135,7 @@ impl Assertion {
 
     fn check_live_peak(&self, recording: &Recording) -> Verdict {
         let value = recording.live_peak_bytes;
-        let holds = self.operator.holds(value, self.bytes);
+        let holds = self.operator.holds(value, self.bound);
         let sentence = format!("{}: {} MiB are live at once.", yes(holds), mib(value as f64));
         let (text, value_bytes) = (self.text.clone(), Some(value));
         Verdict { text, holds, value_bytes, sentence, ..Verdict::default() }
@@ -131,11 +150,11 @@ impl Assertion {
         let holds = match self.enough_bytes() {
             Some(_) => setting.is_some(),
             // No device suffices, so the need is larger than any bound.
-            None => self.operator.holds(value_bytes.unwrap_or(u64::MAX), self.bytes),
+            None => self.operator.holds(value_bytes.unwrap_or(u64::MAX), self.bound),
         };
         let is_recorded = setting.as_ref().is_some_and(|tried| tried.conf == advice.recorded.conf);
         let tried = counted_as(advice.tried.len() as u64, "setting", "settings");
-        let size = human_bytes(self.bytes);
+        let size = human_bytes(self.bound);
         let needs = |tried: &Tried| tried.need.in_mib();
         let sentence = match (&setting, value_bytes) {
             (Some(setting), _) if is_recorded => {
@@ -181,6 +200,92 @@ impl Verdict {
     }
 }
 
+/// The difference of a quantity between two recordings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Difference {
+    Bytes(i64),
+    /// A percentage of the first recording's value.
+    Percent(f64),
+}
+
+impl Bound for Difference {
+    const EXPECTED: &str = "a difference with its sign, as needs<=+1GiB or live_peak<=+2%";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let expected = || format!("expected {}", Self::EXPECTED);
+        let (is_negative, rest) = match (text.strip_prefix('+'), text.strip_prefix('-')) {
+            (Some(rest), _) => (false, rest),
+            (_, Some(rest)) => (true, rest),
+            _ => return Err(expected()),
+        };
+        if let Some(number) = rest.strip_suffix('%') {
+            let is_plain = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+            let percent: f64 = number.parse().ok().filter(|_| is_plain).ok_or_else(expected)?;
+            return Ok(Self::Percent(if is_negative { -percent } else { percent }));
+        }
+        let bytes = if rest == "0" { 0 } else { Size::in_bytes(rest)? };
+        let bytes = i64::try_from(bytes).map_err(|_| expected())?;
+        Ok(Self::Bytes(if is_negative { -bytes } else { bytes }))
+    }
+}
+
+impl Condition<Difference> {
+    /// Checks the condition on the difference between the second recording and the first.
+    pub(crate) fn check_difference(&self, diff: &Diff<'_>) -> DifferenceVerdict {
+        let values = diff.sides().map(|side| match self.quantity {
+            Quantity::Needs => side.need.needs_bytes,
+            Quantity::LivePeak => Some(side.recording.live_peak_bytes),
+        });
+        // If no device suffices, the need is larger than any bound.
+        let [a, b] = values.map(|value| value.unwrap_or(u64::MAX));
+        let difference = i128::from(b) - i128::from(a);
+        let holds = match self.bound {
+            Difference::Bytes(bytes) => self.operator.holds(difference, i128::from(bytes)),
+            Difference::Percent(percent) => {
+                self.operator.holds(difference as f64, a as f64 * percent / 100.0)
+            }
+        };
+        let what = match self.quantity {
+            Quantity::Needs => "needs",
+            Quantity::LivePeak => "has live bytes of",
+        };
+        let mib = |value: Option<u64>| match value {
+            Some(bytes) => format!("{} MiB", mib(bytes as f64)),
+            None => "more than any device".to_owned(),
+        };
+        let change = match values {
+            [Some(a), Some(b)] => format!(" ({})", super::diff::change([a, b])),
+            _ => String::new(),
+        };
+        let sentence =
+            format!("{}: B {what} {}, A {}{change}.", yes(holds), mib(values[1]), mib(values[0]));
+        DifferenceVerdict { text: self.text.clone(), holds, values, sentence }
+    }
+}
+
+/// Whether a condition on a difference holds, and the values.
+#[derive(Clone, Debug)]
+pub(crate) struct DifferenceVerdict {
+    pub(crate) text: String,
+    pub(crate) holds: bool,
+    /// The values of the two recordings; `None` if no device suffices.
+    values: [Option<u64>; 2],
+    pub(crate) sentence: String,
+}
+
+impl DifferenceVerdict {
+    pub(crate) fn json(&self) -> Value {
+        let [a, b] = self.values;
+        json!({
+            "assertion": self.text,
+            "holds": self.holds,
+            "a_bytes": a,
+            "b_bytes": b,
+            "difference_bytes": a.zip(b).map(|(a, b)| difference([a, b])),
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -189,14 +294,36 @@ mod tests {
     fn assertions_have_a_quantity_an_operator_and_a_size() {
         let parsed: Assertion = "needs<=24GiB".parse().unwrap();
         assert_eq!(parsed, fits("24GiB").unwrap());
-        assert_eq!((parsed.operator, parsed.bytes), (Operator::AtMost, 24 << 30));
+        assert_eq!((parsed.operator, parsed.bound), (Operator::AtMost, 24 << 30));
         let parsed: Assertion = "live_peak > 512MiB".parse().unwrap();
         assert_eq!((parsed.quantity, parsed.operator), (Quantity::LivePeak, Operator::More));
-        assert_eq!(parsed.bytes, 512 << 20);
+        assert_eq!(parsed.bound, 512 << 20);
         for wrong in ["", "needs", "needs=24GiB", "need<=24GiB", "needs<=24GB", "needs<=", "<=1GiB"]
         {
             assert!(wrong.parse::<Assertion>().is_err(), "{wrong}");
         }
         assert!(fits("much").is_err());
+    }
+
+    #[test]
+    fn conditions_on_differences_have_a_sign_and_a_size_or_a_percentage() {
+        let bound = |text: &str| text.parse::<Condition<Difference>>().map(|parsed| parsed.bound);
+        assert_eq!(bound("live_peak<=+2%"), Ok(Difference::Percent(2.0)));
+        assert_eq!(bound("needs < -0.5%"), Ok(Difference::Percent(-0.5)));
+        assert_eq!(bound("needs<=+1GiB"), Ok(Difference::Bytes(1 << 30)));
+        assert_eq!(bound("needs<=+0"), Ok(Difference::Bytes(0)));
+        assert_eq!(bound("needs>=-512MiB"), Ok(Difference::Bytes(-512 << 20)));
+        for wrong in [
+            "needs<=1GiB",
+            "needs<=2%",
+            "needs<=+%",
+            "needs<=+inf%",
+            "needs<=+-2%",
+            "needs<=+1e3%",
+            "needs<=+",
+        ] {
+            assert!(bound(wrong).is_err(), "{wrong}");
+        }
+        assert!("needs<=+1GiB".parse::<Assertion>().is_err());
     }
 }

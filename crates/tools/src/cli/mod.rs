@@ -11,9 +11,11 @@ mod assertion;
 mod bench;
 mod compare;
 mod device;
+mod diff;
 mod explain;
 mod files;
 mod info;
+mod junit;
 mod outcome;
 mod recordings;
 mod replay;
@@ -25,7 +27,7 @@ mod table;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 #[doc(hidden)]
 pub use bench::{cases, loops::Loops};
@@ -54,6 +56,14 @@ enum Command {
     Advise(advise::Advise),
     /// Compare strategies on the same recordings.
     Compare(compare::Compare),
+    /// Compare two recordings of one program: which code holds more memory, and the first request that
+    /// differs.
+    #[command(
+        override_usage = "stratalloc diff [OPTIONS] <A> <B>",
+        after_help = "Example: stratalloc diff yesterday.pickle today.pickle --assert \"needs<=+2%\"",
+        mut_arg("files", |files| files.num_args(2).action(ArgAction::Set).value_names(["A", "B"]))
+    )]
+    Diff(diff::DiffArguments),
     /// Write a page for a browser that shows how memory was used.
     Report(report::Report),
     /// Time the hot path, and the floors of this machine.
@@ -86,6 +96,7 @@ impl Command {
             Self::Replay(args) => args.json = true,
             Self::Advise(args) => args.json = true,
             Self::Compare(args) => args.json = true,
+            Self::Diff(args) => args.json = true,
             Self::Bench(args) => args.json = true,
             Self::Explain(args) => args.json = true,
             Self::Info(args) => args.json = true,
@@ -133,6 +144,7 @@ pub fn run(loops: &Loops) -> ExitCode {
         Command::Replay(args) => replay::run(args),
         Command::Advise(args) => advise::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Diff(args) => diff::run(args),
         Command::Report(args) => report::run(args),
         Command::Bench(args) => bench::run(args, loops),
         Command::Completions(args) => args.run().map_err(Into::into),

@@ -18,7 +18,9 @@ fn each_command_of_the_guide_runs() {
     let docs = docs.map(|entry| entry.expect("it can be read").path());
     let pages = docs.filter(|path| path.extension().is_some_and(|end| end == "md"));
     let folder = Folder::new("guide");
-    std::fs::copy(trace("cudagraph.default"), folder.path("run.pickle")).expect("there is room");
+    for recording in ["run.pickle", "before.pickle"] {
+        std::fs::copy(trace("cudagraph.default"), folder.path(recording)).expect("there is room");
+    }
     let mut count = 0;
     for path in pages.chain([root.join("README.md")]) {
         let page = std::fs::read_to_string(&path).expect("it is text");

@@ -5,6 +5,7 @@ mod advise;
 mod bench;
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
+mod diff;
 mod files;
 mod guide;
 mod limits;
