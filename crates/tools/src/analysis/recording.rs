@@ -47,6 +47,9 @@ pub struct Recording {
     /// the live blocks only. The ages of its free blocks are not recorded, so in a replay the garbage
     /// collector may release other blocks than in the recorded program.
     pub start_layout: Option<Vec<SegmentLayout>>,
+    /// Whether replays under every configuration start with `start_layout`, not only those under the recorded
+    /// one.
+    pub layout_for_all: bool,
     /// The peak of live bytes, as requested. No smaller device can suffice.
     pub live_peak_bytes: u64,
     /// The memory that the caller set or, if the caller set none, that this library recorded.
@@ -206,9 +209,25 @@ impl Recording {
             exact,
             start,
             start_layout,
+            layout_for_all: false,
             live_peak_bytes,
             memory,
         }
+    }
+
+    /// Returns the part of a recording behind its first `events` events, with the limit of the whole. Replays
+    /// start with the layout then, as if the program had changed its settings at that moment.
+    ///
+    /// Replays the recording as [`new`](Self::new) does.
+    #[must_use]
+    pub fn begun_at(events: usize, trace: Trace, config: Option<Config>, memory: Memory) -> Self {
+        let Self { mut trace, limit, inferred_limit, .. } =
+            Self::new(trace, config.clone(), memory);
+        trace.events.drain(..events.min(trace.events.len()));
+        let mut rest = Self::new(trace, config, memory);
+        rest.layout_for_all = true;
+        (rest.limit, rest.inferred_limit) = (limit, inferred_limit);
+        rest
     }
 
     /// Returns true if the limit was derived from the recorded events.
@@ -233,13 +252,14 @@ impl Recording {
         }
     }
 
-    /// Returns the layout from which a replay under `config` starts. Exists only for the recorded
-    /// configuration, with any compatibility setting.
+    /// Returns the layout from which a replay under `config` starts. Unless `layout_for_all` is set, exists
+    /// only for the recorded configuration, with any compatibility setting.
     #[must_use]
     pub fn layout_for(&self, config: &Config) -> Option<&[SegmentLayout]> {
         let (layout, own) = (self.start_layout.as_deref()?, self.config.as_ref()?);
         let compat = config.settings().compat;
-        (own.clone().with_compat(compat).settings() == config.settings()).then_some(layout)
+        let is_own = || own.clone().with_compat(compat).settings() == config.settings();
+        (self.layout_for_all || is_own()).then_some(layout)
     }
 
     /// Returns the memory of the replay's device, in bytes: the size that the caller set, or else the

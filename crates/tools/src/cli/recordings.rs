@@ -222,15 +222,21 @@ pub(crate) fn write_start_note(name: &str, recording: &Recording) {
     let (blocks, reserved) = (start.blocks.len(), mib(start.reserved_bytes() as f64));
     let (live, name) = (mib(start.requested_bytes() as f64), shown(name));
     let from = match &recording.start_layout {
+        Some(_) if recording.layout_for_all => {
+            "replays start from that layout, the needs from the live blocks"
+        }
         Some(_) => {
             "replays of the recorded configuration start from that layout, others and the needs from the \
              live blocks"
         }
         None => "their addresses are unknown, so replays start from the live blocks alone",
     };
+    let (begins, then) = match recording.layout_for_all {
+        true => ("at the event", ""),
+        false => ("it begins late:", " before its first event"),
+    };
     write_stderr(format_args!(
-        "note: {name}: it begins late: {blocks} blocks of {live} MiB lived and {reserved} MiB were reserved \
-         before its first event; {from}"
+        "note: {name}: {begins} {blocks} blocks of {live} MiB lived and {reserved} MiB were reserved{then}; {from}"
     ));
 }
 

@@ -34,6 +34,10 @@ pub(crate) struct Replay {
     /// stratalloc.
     #[arg(long)]
     verify: bool,
+    /// Begin with the layout right after this many events of the recording, which the recorded settings
+    /// led to, and go on from there with --conf.
+    #[arg(long, value_name = "EVENT")]
+    at: Option<usize>,
     /// Device: sim, host or cuda:N.
     #[arg(long, default_value = "sim")]
     device: Device,
@@ -60,6 +64,8 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome> {
             args.verify && real,
             "--verify needs --device sim: no other answers with recorded addresses",
         ),
+        (args.at.is_some() && real, "--at needs --device sim"),
+        (args.at.is_some() && several, "--at is the number of an event of one trace"),
         (stats && several, "--stats writes the statistics of one trace"),
         (snapshot && several, "--snapshot writes the snapshot of one trace"),
         (snapshot && real, "--snapshot needs --device sim"),
@@ -74,8 +80,9 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome> {
         Some(text) => Some((text.as_str(), args.recordings.parse_conf(text)?)),
         None => None,
     };
-    // Statistics and snapshots describe one device.
-    let wanted = if stats || snapshot { Devices::First } else { Devices::Each };
+    // Statistics, snapshots and events are those of one device.
+    let wanted =
+        if stats || snapshot || args.at.is_some() { Devices::First } else { Devices::Each };
     args.recordings.each(wanted, &mut |name, trace| replay_one(args, chosen.as_ref(), name, trace))
 }
 
@@ -94,7 +101,11 @@ fn replay_one(
         Some((text, config)) => (*text, config.clone()),
         None => (recorded_conf.as_str(), settings::recorded(&trace.conf)?),
     };
-    let mut recording = Recording::new(trace, own.ok(), args.recordings.memory());
+    let memory = args.recordings.memory();
+    let mut recording = match args.at {
+        Some(events) => begun_at(events, name, trace, own.ok(), memory)?,
+        None => Recording::new(trace, own.ok(), memory),
+    };
     write_start_note(name, &recording);
     if args.verify {
         // The recording was made under the recorded limit, even if the user sets another device size.
@@ -143,6 +154,26 @@ fn replay_one(
     }
     let exact = verification.is_none_or(Verification::is_exact);
     Ok(if exact { Outcome::Good } else { Outcome::Failed })
+}
+
+/// Returns the part of a recording behind its first `events` events. All replays start with the layout then.
+fn begun_at(
+    events: usize,
+    name: &str,
+    trace: Trace,
+    own: Option<Config>,
+    memory: Memory,
+) -> Result<Recording> {
+    let (name, count) = (shown(name), trace.events.len());
+    if trace.requests_only {
+        let why = format!("{name}: a log of requests shows no layout, which --at begins with");
+        return Err(BadArguments(why).into());
+    }
+    if events >= count {
+        let why = format!("{name}: --at {events} is not before the end: it has {count} events");
+        return Err(BadArguments(why).into());
+    }
+    Ok(Recording::begun_at(events, trace, own, memory))
 }
 
 /// Compares every decision with the recorded one. Reuses the result for the recorded configuration if it

@@ -2,6 +2,7 @@
 
 mod advice;
 mod advise;
+mod at;
 mod bench;
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
