@@ -32,7 +32,7 @@ pub(crate) fn built(library: &str, ending: &str) -> PathBuf {
         "--test",
         "descriptors",
         "--test",
-        "header",
+        "ffi",
         "--all-features",
         "--message-format",
         "json",

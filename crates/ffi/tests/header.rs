@@ -54,7 +54,7 @@ fn the_header_and_what_is_made_of_it_are_up_to_date() {
         }
         assert!(
             made == fs::read_to_string(&full).unwrap(),
-            "{path} is old: STRATALLOC_WRITE_HEADER=1 cargo test -p stratalloc-ffi --test header"
+            "{path} is old: STRATALLOC_WRITE_HEADER=1 cargo test -p stratalloc-ffi --all-features --test ffi header"
         );
     }
 }
