@@ -92,12 +92,19 @@ impl AddressMap {
             Some(heap) => drop(segments.insert(start, (end, heap))),
             None => drop(segments.remove(&start)),
         }
-        for granule in start / GRANULE_BYTES..=(end - 1) / GRANULE_BYTES {
+        let (first, last) = (start / GRANULE_BYTES, (end - 1) / GRANULE_BYTES);
+        for granule in first..=last {
             let (leaf, at) = path(granule);
             let Some(leaf) = root.get(leaf) else { return };
             let new = || leaf.set(Arc::new([const { AtomicU32::new(NO_HEAP) }; LEAF]));
             let leaf = leaf.get().unwrap_or_else(new);
-            leaf[at].store(leaf_value(&segments, granule), Ordering::Release);
+            // Only at its ends can a segment share a granule.
+            let value = if granule == first || granule == last {
+                leaf_value(&segments, granule)
+            } else {
+                heap.map_or(NO_HEAP, |heap| heap + FIRST_HEAP)
+            };
+            leaf[at].store(value, Ordering::Release);
         }
     }
 }
