@@ -29,7 +29,7 @@ pip() {
 
 # Prints the CUDA version that the wheel in a folder was built for.
 cuda_of() {
-    sed -n "s/^cuda: .*'\([0-9]*\.[0-9]*\)'.*/\1/p" "$1/site/torch/version.py"
+    sed -n "s/^cuda[: ].*'\([0-9]*\.[0-9]*\)'.*/\1/p" "$1/site/torch/version.py"
 }
 
 # Unpacks the wheel, the packages that it imports and the headers of its CUDA version into a folder.

@@ -56,6 +56,11 @@ def main(home, folder, runtime="cudart_stub.c"):
         by_name = [of for of in missing if owner and of.startswith(owner)]
         for library in (by_version or by_name)[:1]:
             functions[library].add(name)
+    # PyTorch looks up functions of the driver by name.
+    names = set(re.findall(r"\bcu[A-Z]\w+", (home / "lib/libc10_cuda.so").read_bytes().decode("latin-1"), re.ASCII))
+    for library in missing:
+        if library.startswith("libcuda.so"):
+            functions[library] |= names
     for library in sorted(missing):
         make(folder / library, functions[library], sorted(versions[library]), runtime)
 
