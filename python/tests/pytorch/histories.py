@@ -191,6 +191,22 @@ def record(folder, first, count):
         print(json.dumps(of), flush=True)
 
 
+def prepare(work, site, headers):
+    """Builds the replacements of CUDA into the folder ``work``. Returns the environment in which the wheel in
+    ``site`` runs over them."""
+    stand_ins = pathlib.Path(__file__).resolve().with_name("stand_ins.py")
+    environment = dict(os.environ, C_INCLUDE_PATH=headers)
+    command = [sys.executable, stand_ins, site / "torch", work, "history_device.c"]
+    subprocess.run(command, env=environment, check=True)
+    (work / "management.c").write_text(MANAGEMENT)
+    command = ["cc", "-w", "-shared", "-fPIC", "-o", work / "libnvidia-ml.so.1", work / "management.c"]
+    subprocess.run(command, check=True)
+    environment.update(LD_LIBRARY_PATH=str(work), PYTHONPATH=str(site))
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        environment.pop(name, None)
+    return environment
+
+
 def verify(stratalloc, file, of):
     """Returns why a history is not exact, or nothing."""
     command = [stratalloc, "replay", "--verify", "--json", str(file), "--total-memory", f"{of['memory_mib']}MiB"]
@@ -215,16 +231,7 @@ def main():
     here = pathlib.Path(__file__).resolve()
     with tempfile.TemporaryDirectory() as work:
         work = pathlib.Path(work)
-        environment = dict(os.environ, C_INCLUDE_PATH=args.headers)
-        torch = str(args.site / "torch")
-        command = [sys.executable, here.with_name("stand_ins.py"), torch, work, "history_device.c"]
-        subprocess.run(command, env=environment, check=True)
-        (work / "management.c").write_text(MANAGEMENT)
-        command = ["cc", "-w", "-shared", "-fPIC", "-o", work / "libnvidia-ml.so.1", work / "management.c"]
-        subprocess.run(command, check=True)
-        environment.update(LD_LIBRARY_PATH=str(work), PYTHONPATH=str(args.site))
-        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-            environment.pop(name, None)
+        environment = prepare(work, args.site, args.headers)
         command = [sys.executable, here, "--record", work, str(args.first), str(args.histories)]
         recorder = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         differing = []
@@ -242,7 +249,7 @@ def main():
             file.unlink(missing_ok=True)
         failed = recorder.wait() != 0 or done < args.histories
     version = subprocess.run(
-        [sys.executable, "-c", "import runpy, sys; print(runpy.run_path(sys.argv[1])['__version__'])", torch + "/version.py"],
+        [sys.executable, "-c", "import runpy, sys; print(runpy.run_path(sys.argv[1])['__version__'])", args.site / "torch" / "version.py"],
         capture_output=True, text=True,
     ).stdout.split("+")[0].strip()
     print(f"{version:<10}{done:>10}{done - len(differing):>8}{len(differing):>12}", flush=True)
