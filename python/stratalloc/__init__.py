@@ -23,6 +23,7 @@ from ._torch import (
     snapshot,
     switch,
 )
+from ._watch import watch
 
 __all__ = [
     "Allocator",
@@ -50,4 +51,5 @@ __all__ = [
     "switch",
     "tag",
     "tags",
+    "watch",
 ]

@@ -2,6 +2,8 @@
 
 run [--conf CONF] [--library PATH] PROGRAM ARGUMENTS..     runs a program, or ``-m MODULE``, whose PyTorch
                                                            uses the library
+hook --install | --remove                                  lets programs that have STRATALLOC_WATCH=1 watch
+                                                           their memory, without a change to them
 anything else                                              goes to the command line: report, advise, compare ..
 """
 
@@ -10,7 +12,7 @@ import os
 import runpy
 import sys
 
-from . import _command
+from . import _command, _startup
 from ._errors import Error, LibraryError
 
 
@@ -21,6 +23,8 @@ def main(arguments):
         print(__doc__.strip())
         return 0
     try:
+        if arguments[0] == "hook":
+            return _startup.hook(arguments[1:])
         return _command.run(arguments)
     except LibraryError as error:
         return _refused(error)

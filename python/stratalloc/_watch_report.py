@@ -1,0 +1,73 @@
+"""Analyses a snapshot with the command line, for the reports of ``watch``."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import time
+
+from . import _command
+from ._errors import LibraryError
+
+# The number of lines of code that a report names.
+_HOLDERS = 3
+
+
+def analyse(path, device, version, seconds):
+    """Writes the page beside a snapshot, and returns the lines of a report. ``device`` may be ``None``, which
+    means the one with most events. Raises an exception if the lines are not there after the number of
+    ``seconds``. A page that is not complete then is not written."""
+    command, until = _command.find(), time.monotonic() + seconds
+    words = ["--quick", path]
+    # The command line knows only versions 2.x.
+    known = re.match(r"2\.[0-9]+", version)
+    words += ["--torch", known[0]] if known else []
+    words += [] if device is None else ["--recorded-device", str(device)]
+    with contextlib.ExitStack() as ends:
+
+        def start(command, *words, output):
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            process = subprocess.Popen([command, *words], **streams, text=True, errors="replace")
+            ends.enter_context(process)
+            ends.callback(process.kill)
+            return process
+
+        page = start(command, "report", *words, output=subprocess.DEVNULL)
+        ends.callback(_remove_part, page, page_of(path))
+        advise = start(command, "advise", "--json", *words, output=subprocess.PIPE)
+        try:
+            output, errors = advise.communicate(timeout=max(until - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            raise LibraryError(f"it takes more than {seconds} s") from None
+        if advise.returncode != 0:
+            raise LibraryError((errors.strip().splitlines() or [f"exit code {advise.returncode}"])[0])
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            page.wait(max(until - time.monotonic(), 0))
+        return _lines_of(json.loads(output.splitlines()[0]))
+
+
+def _remove_part(process, page):
+    """Ends the program that writes a page, and removes the file that it leaves if it is killed."""
+    process.kill()
+    process.wait()
+    folder, name = os.path.split(page)
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(folder, f".{name}.{process.pid}.part"))
+
+
+def _lines_of(advice):
+    """Returns the lines of a report from the object that ``advise --json`` writes."""
+    lines = [advice["causes"]["why"]] if advice["causes"] else []
+    holders = advice["holders"] or {"by_stack": [], "requested_bytes": 0}
+    for row in holders["by_stack"][:_HOLDERS]:
+        share = 100 * row["requested_bytes"] / (holders["requested_bytes"] or 1)
+        blocks = f"{row['blocks']:,} block{'' if row['blocks'] == 1 else 's'}"
+        size = f"{row['requested_bytes'] / 2**20:,.1f} MiB ({share:.0f} %)"
+        lines.append(f"held: {size} in {blocks}: {row['asked_for_by']}")
+    return [*lines, advice["sentence"], *(f"set: {line}" for line in advice["set"][:1])]
+
+
+def page_of(path):
+    """Returns the path of the page beside a snapshot."""
+    return path.removesuffix(".pickle") + ".html"
