@@ -8,6 +8,7 @@ use super::block::{Block, FIXED};
 use super::index::Bins;
 use super::order::Order;
 use super::slab::Vacant;
+use super::splits::{CountParts, Report, SplitChange};
 use super::uses::StreamUse;
 use super::{BlockId, BlockState, Heap, Slot};
 use crate::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind};
@@ -84,65 +85,43 @@ impl FitRules {
     }
 }
 
-/// The change in the number and size of inactive splits: free blocks that are only a part of their
-/// segment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SplitChange {
-    /// The change in their number.
-    pub(crate) count: i64,
-    /// The change in their total bytes.
-    pub(crate) bytes: i64,
-}
-
-impl SplitChange {
-    /// Returns the sum of two changes.
-    #[must_use]
-    pub(crate) const fn plus(self, other: Self) -> Self {
-        Self { count: self.count + other.count, bytes: self.bytes + other.bytes }
-    }
-}
-
 /// A block that was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AllocatedBlock {
+pub(crate) struct AllocatedBlock<C = SplitChange> {
     pub(crate) slot: Slot,
     pub(crate) address: u64,
     pub(crate) size_bytes: u64,
     pub(crate) kind: PoolKind,
-    /// The change in inactive splits.
-    pub(crate) inactive: SplitChange,
+    /// The change in inactive splits, or the result of counting it.
+    pub(crate) inactive: C,
 }
 
 /// A block that became free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Completed {
+pub(crate) struct Completed<C = SplitChange> {
     /// Its size before it was joined with its neighbours.
     pub(crate) size_bytes: u64,
     /// The bytes that its caller had requested.
     pub(crate) requested_bytes: u64,
     pub(crate) kind: PoolKind,
-    /// The change in inactive splits.
-    pub(crate) inactive: SplitChange,
-}
-
-#[expect(clippy::cast_possible_wrap, reason = "segments are smaller than 2^63 bytes")]
-#[inline]
-fn signed(bytes: u64) -> i64 {
-    bytes as i64
+    /// The change in inactive splits, or the result of counting it.
+    pub(crate) inactive: C,
 }
 
 impl Heap {
     /// Allocates the best fit for a request, if `rules` have no oversize blocks and the order has no
     /// extras: the smallest free block that is large enough for `rounded_bytes`, with the lowest key among
     /// equal sizes. Returns `None` if [`best_fit`](Self::best_fit) must search further or finds nothing.
+    /// `count` counts the change in inactive splits.
     #[inline(always)]
-    pub(crate) fn take(
+    pub(crate) fn take<C: CountParts>(
         &mut self,
         kind: PoolKind,
         rounded_bytes: u64,
         requested_bytes: u64,
         rules: &FitRules,
-    ) -> Option<AllocatedBlock> {
+        count: C,
+    ) -> Option<AllocatedBlock<C::Counted>> {
         debug_assert!(!self.order.updates_on_hit(), "`allocate` updates keys and birth times");
         let bins = self.free[kind.index()].bins()?;
         let bin = bins.first_from(rounded_bytes)?;
@@ -156,7 +135,7 @@ impl Heap {
         }
         let splits = block.size_bytes - rounded_bytes >= rules.rest_min_bytes[kind.index()];
         let mut parts = Parts { bins, blocks, vacant, order: None };
-        let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, splits);
+        let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, splits, count);
         if let Some(starts) = &mut self.starts {
             starts.insert(parts.blocks, slot, out.address);
         }
@@ -205,7 +184,7 @@ impl Heap {
         let (blocks, vacant) = self.slab.with_vacant();
         let bins = self.free[kind.index()].bins_mut();
         let mut parts = Parts { bins, blocks, vacant, order };
-        let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, splits);
+        let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, splits, Report);
         if let Some(starts) = &mut self.starts {
             starts.insert(parts.blocks, slot, out.address);
         }
@@ -276,14 +255,26 @@ impl Heap {
         block.links[0].0 == 0
     }
 
-    /// Frees a live block that no other stream uses, and joins it with its free neighbours. `clock` returns
-    /// the time at which it became free. Its id is stale from now on. The caller has just allocated the
-    /// block or found it with [`live`](Self::live) or the like: not checked here, as this is the hot path.
-    #[inline(always)]
-    pub(crate) fn free(&mut self, slot: Slot, clock: impl FnOnce() -> u64) -> Completed {
+    /// Frees a live block that no other stream uses, and joins it with its free neighbours. `clock` is the
+    /// time at which it became free. Its id is stale from now on. The caller has just allocated the block or
+    /// found it with [`live`](Self::live) or the like, which is not checked here.
+    pub(crate) fn free(&mut self, slot: Slot, clock: u64) -> Completed {
         debug_assert!(!self.is_used_by_other_streams(slot), "blocks in use elsewhere drain first");
         self.retire(slot);
-        self.make_free(slot, clock)
+        self.make_free(slot, Some(clock), Report)
+    }
+
+    /// As [`free`](Self::free), if the order has no extras. `count` counts the change in inactive splits.
+    #[inline(always)]
+    pub(crate) fn put_back<C: CountParts>(
+        &mut self,
+        slot: Slot,
+        count: C,
+    ) -> Completed<C::Counted> {
+        debug_assert!(!self.order.updates_on_hit(), "`free` updates keys and birth times");
+        debug_assert!(!self.is_used_by_other_streams(slot), "blocks in use elsewhere drain first");
+        self.retire(slot);
+        self.make_free(slot, None, count)
     }
 
     /// Retires the live block at `slot`: makes its id stale.
@@ -291,9 +282,7 @@ impl Heap {
     fn retire(&mut self, slot: Slot) {
         let (blocks, _) = self.slab.parts();
         // Before any change of the block, so that a search by address and this compute the bucket once.
-        if self.has_extras
-            && let Some(starts) = &mut self.starts
-        {
+        if let Some(starts) = &mut self.starts {
             let address = block_at(blocks, slot).address;
             starts.remove(blocks, slot, address);
         }
@@ -306,13 +295,18 @@ impl Heap {
     #[inline]
     pub(crate) fn complete(&mut self, slot: Slot, clock: u64) -> Completed {
         assert!(self.slab.get(slot).state == BlockState::Draining, "only drained blocks complete");
-        self.make_free(slot, || clock)
+        self.make_free(slot, Some(clock), Report)
     }
 
     /// Makes the block at `slot`, which is retired or drained and in no index, free, and joins it with its
-    /// free neighbours.
+    /// free neighbours. `clock` is given unless the order has no extras.
     #[inline(always)]
-    fn make_free(&mut self, slot: Slot, clock: impl FnOnce() -> u64) -> Completed {
+    fn make_free<C: CountParts>(
+        &mut self,
+        slot: Slot,
+        clock: Option<u64>,
+        count: C,
+    ) -> Completed<C::Counted> {
         let (blocks, vacant) = self.slab.parts();
         let block = block_at_mut(blocks, slot);
         block.state = BlockState::Free;
@@ -328,10 +322,13 @@ impl Heap {
             block_at_mut(blocks, removed.previous).next = slot;
             let block = block_at_mut(blocks, slot);
             (block.address, block.previous) = (removed.address, removed.previous);
-            block.key = self.order.joined_key(removed.key, block.key);
+            block.key = match clock {
+                Some(_) => self.order.joined_key(removed.key, block.key),
+                None => removed.key,
+            };
         }
-        if self.order.updates_on_hit() {
-            self.order.note_birth(slot, clock());
+        if let Some(clock) = clock {
+            self.order.note_birth(slot, clock);
         }
         let next = block_at(blocks, slot).next;
         if block_at(blocks, next).state == BlockState::Free {
@@ -348,13 +345,13 @@ impl Heap {
             bins.insert(blocks, slot, size_bytes);
         }
         let block = block_at(blocks, slot);
-        let mut inactive = SplitChange::default();
-        if !block.is_expandable() {
-            let is_split = i64::from(block.is_split());
-            let removed_bytes = signed(size_bytes - own_bytes);
-            inactive.count = is_split - joined;
-            inactive.bytes = (signed(size_bytes) & -is_split) - removed_bytes;
-        }
+        let inactive = if block.is_expandable() {
+            count.less(kind, 0, 0)
+        } else if block.is_split() {
+            count.more(kind, 1 - joined, own_bytes)
+        } else {
+            count.less(kind, -joined, size_bytes - own_bytes)
+        };
         let Block { requested_bytes, .. } = *block;
         Completed { size_bytes: own_bytes, requested_bytes, kind, inactive }
     }
@@ -488,7 +485,8 @@ impl Parts<'_> {
     /// Allocates the free block at `slot`, which has this kind and bin. If `splits`, the bytes behind
     /// `rounded_bytes` become a free block.
     #[inline(always)]
-    fn allocate(
+    #[expect(clippy::too_many_arguments, reason = "values in registers, on the path of a hit")]
+    fn allocate<C: CountParts>(
         &mut self,
         kind: PoolKind,
         bin: usize,
@@ -496,7 +494,8 @@ impl Parts<'_> {
         rounded_bytes: u64,
         requested_bytes: u64,
         splits: bool,
-    ) -> AllocatedBlock {
+        count: C,
+    ) -> AllocatedBlock<C::Counted> {
         let blocks = &mut *self.blocks;
         let whole = block_at(blocks, slot);
         debug_assert!(whole.state == BlockState::Free, "I3: only free blocks are allocated");
@@ -511,20 +510,20 @@ impl Parts<'_> {
             let front = block_at(blocks, slot);
             // Parts of expandable segments are not counted: they are not fragmentation.
             if front.is_expandable() {
-                SplitChange::default()
+                count.less(kind, 0, 0)
             } else if front.previous.0 | block_at(blocks, rest).next.0 == 0 {
-                SplitChange { count: 1, bytes: signed(rest_bytes) }
+                count.more(kind, 1, rest_bytes)
             } else {
-                SplitChange { count: 0, bytes: -signed(rounded_bytes) }
+                count.less(kind, 0, rounded_bytes)
             }
         } else {
-            let mut inactive = SplitChange::default();
-            if !whole.is_expandable() {
-                inactive.count = -i64::from(whole.is_split());
-                inactive.bytes = -signed(whole.size_bytes) & inactive.count;
-            }
             self.bins.remove(blocks, bin, slot);
-            inactive
+            let whole = block_at(blocks, slot);
+            if !whole.is_expandable() && whole.is_split() {
+                count.less(kind, -1, whole.size_bytes)
+            } else {
+                count.less(kind, 0, 0)
+            }
         };
         let block = block_at_mut(blocks, slot);
         block.state = BlockState::Live;

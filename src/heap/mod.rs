@@ -30,6 +30,7 @@ mod index;
 mod order;
 mod segment_range;
 mod slab;
+mod splits;
 mod starts;
 mod tree;
 mod uses;
@@ -40,10 +41,11 @@ mod tests;
 use block::Block;
 pub(crate) use block::{BlockId, BlockState, BlockView, Slot};
 pub use check::Broken;
-pub(crate) use edit::{AllocatedBlock, Completed, FitRules, SplitChange};
+pub(crate) use edit::{AllocatedBlock, Completed, FitRules};
 pub(crate) use expand::{Growing, PageRun, Reservation};
 pub(crate) use order::TieRule;
 pub(crate) use segment_range::SegmentRange;
+pub(crate) use splits::{CountParts, SplitChange};
 
 use crate::size::{MIN_BLOCK_BYTES, PoolKind};
 use at::block_at;
@@ -65,8 +67,6 @@ pub(crate) struct Heap {
     expandable: Expandable,
     /// Live blocks by address; kept only for callers that free by address.
     starts: Option<Starts>,
-    /// True if there are starts, or if `order` updates more than a hit does: one test for both.
-    has_extras: bool,
 }
 
 impl Heap {
@@ -80,7 +80,6 @@ impl Heap {
             uses: Uses::default(),
             expandable: Expandable::default(),
             starts: raw_addresses.then(Starts::default),
-            has_extras: raw_addresses || ties == TieRule::BlockAge,
         }
     }
 
@@ -90,7 +89,8 @@ impl Heap {
         self.slab.get(slot).view(self.order.birth_of(slot))
     }
 
-    /// Returns true if hits must update keys or birth times, so that [`take`](Self::take) cannot serve.
+    /// Returns true if hits must update keys or birth times: then [`take`](Self::take) and
+    /// [`put_back`](Self::put_back) cannot serve.
     #[must_use]
     pub(crate) fn order_has_extras(&self) -> bool {
         self.order.updates_on_hit()

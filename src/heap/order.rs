@@ -155,7 +155,6 @@ impl Heap {
             let births = self.order.births.take();
             let updates_on_hit = births.is_some() || rule == TieRule::BlockAge;
             self.order = Order { births, updates_on_hit, ..Order::of(rule) };
-            self.has_extras = updates_on_hit || self.starts.is_some();
             self.assign_keys(|heap, head| heap.slab.get(head).address);
         }
     }
@@ -164,7 +163,6 @@ impl Heap {
     pub(crate) fn keep_births(&mut self) {
         self.order.births.get_or_insert_default();
         self.order.updates_on_hit = true;
-        self.has_extras = true;
     }
 
     /// Exchanges the ages of the two parts of a split block, so that the front keeps the age of the

@@ -34,7 +34,7 @@ fn equal_holes_are_taken_from_the_lowest_address() {
     let mut heap = small_heap();
     let blocks: Vec<_> = (0..9).map(|_| take(&mut heap, 512)).collect();
     for i in [5, 1, 7, 3] {
-        heap.free(blocks[i].slot, || 0);
+        heap.free(blocks[i].slot, 0);
     }
     let again: Vec<_> = (0..4).map(|_| take(&mut heap, 512).address).collect();
     assert_eq!(again, [1, 3, 5, 7].map(|i| SEGMENT + i * 512));
@@ -45,9 +45,9 @@ fn a_freed_block_is_joined_with_both_neighbours() {
     let mut heap = small_heap();
     heap.keep_births();
     let blocks: Vec<_> = (0..3).map(|_| take(&mut heap, 512)).collect();
-    heap.free(blocks[0].slot, || 0);
-    heap.free(blocks[2].slot, || 0);
-    let done = heap.free(blocks[1].slot, || 7);
+    heap.free(blocks[0].slot, 0);
+    heap.free(blocks[2].slot, 0);
+    let done = heap.free(blocks[1].slot, 7);
     assert_eq!(done.inactive, SplitChange { count: -2, bytes: -(2 * 1024 * 1024 - 512) });
     let (slot, whole) = heap.free_blocks(PoolKind::Small).next().unwrap();
     assert_eq!((whole.size_bytes, whole.is_split, whole.birth), (SMALL_SEGMENT_BYTES, false, 7));
@@ -61,7 +61,7 @@ fn an_id_is_stale_after_its_block_was_freed_even_when_the_slot_lives_again() {
     let out = take(&mut heap, 512);
     let id = heap.id(out.slot);
     assert_eq!(heap.live(id, out.address), Some(out.slot));
-    heap.free(out.slot, || 0);
+    heap.free(out.slot, 0);
     assert_eq!(heap.live(id, out.address), None);
     let again = take(&mut heap, 512);
     assert_eq!(again.address, out.address);
@@ -109,7 +109,7 @@ fn a_draining_block_is_free_after_its_last_event_and_joins_nothing_before() {
     let id = heap.id(first.slot);
     heap.drain(first.slot, 2);
     assert_eq!(heap.live(id, first.address), None);
-    heap.free(second.slot, || 0);
+    heap.free(second.slot, 0);
     assert_eq!(heap.check(), Ok(()));
     assert!(!heap.event_passed(first.slot));
     assert!(heap.event_passed(first.slot));
@@ -147,7 +147,7 @@ fn many_equal_and_many_different_holes_keep_their_order() {
     let mut order: Vec<usize> = (0..blocks.len()).step_by(2).collect();
     order.sort_by_key(|i| i.wrapping_mul(2_654_435_761) & 0xFFFF);
     for i in order {
-        heap.free(blocks[i].slot, || 0);
+        heap.free(blocks[i].slot, 0);
     }
     assert_eq!(heap.check(), Ok(()));
     let metadata = heap.metadata_bytes() - 2 * size_of::<FreeIndex>();

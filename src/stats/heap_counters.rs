@@ -19,7 +19,7 @@ mod spare;
 
 pub(super) use spare::Taken;
 
-use crate::heap::{AllocatedBlock, Completed, SplitChange};
+use crate::heap::{AllocatedBlock, Completed, CountParts, SplitChange};
 use crate::size::PoolKind;
 
 /// The number of counters.
@@ -169,13 +169,15 @@ fn count(sum: &mut i64, more: i64) {
 }
 
 impl HeapCounters {
-    /// Counts an allocated block. Returns true if a limit is passed: then the caller must call the
-    /// ledger. An unlisted heap has no spare, so it passes one.
+    /// Counts an allocated block. `parts` is the result of counting its change in inactive splits. Returns
+    /// true if a limit is passed: then the caller must call the ledger. An unlisted heap has no spare, so it
+    /// passes one.
     #[inline]
     #[must_use]
-    pub(crate) fn allocated(
+    pub(crate) fn allocated<C>(
         &mut self,
-        out: &AllocatedBlock,
+        out: &AllocatedBlock<C>,
+        parts: LeastRoom,
         requested_bytes: u64,
         oversize: bool,
     ) -> bool {
@@ -188,16 +190,7 @@ impl HeapCounters {
         account.room[BYTES] -= size;
         account.room[REQUESTED] -= requested;
         let mut least = account.room[BLOCKS] | account.room[BYTES] | account.room[REQUESTED];
-        let SplitChange { count: parts, bytes } = out.inactive;
-        if parts > 0 {
-            count(&mut account.allocated[PARTS], parts);
-            least |= match bytes {
-                ..0 => account.divide_part(parts, bytes),
-                _ => account.add_parts(parts, bytes),
-            };
-        } else {
-            account.remove_parts(parts, bytes);
-        }
+        least |= parts.0;
         if oversize {
             account.allocated[OVERSIZE] += 1;
             account.room[OVERSIZE] -= 1;
@@ -224,26 +217,51 @@ impl HeapCounters {
         !self.listed
     }
 
-    /// Counts a draining block that became free. Returns true if the caller must call the ledger.
+    /// Counts a draining block that became free, and its change in inactive splits. Returns true if the
+    /// caller must call the ledger.
     #[must_use]
     #[inline]
     pub(crate) fn drained(&mut self, done: &Completed) -> bool {
+        let least = self.count_parts(done.kind, done.inactive);
         let account = &mut self.accounts[done.kind.index()];
-        let size = signed(done.size_bytes);
-        account.drained([1, size]);
-        account.became_free(done) || !self.listed
+        account.drained([1, signed(done.size_bytes)]);
+        account.count_requested_freed(done.requested_bytes);
+        least.is_passed() || !self.listed
     }
 
-    /// Counts a freed block that is free at once. Returns true if the caller must call the ledger.
+    /// Counts a freed block that is free at once. `parts` is the result of counting its change in inactive
+    /// splits. Returns true if the caller must call the ledger.
     #[inline]
     #[must_use]
-    pub(crate) fn freed(&mut self, done: &Completed, oversize: bool) -> bool {
+    pub(crate) fn freed<C>(
+        &mut self,
+        done: &Completed<C>,
+        parts: LeastRoom,
+        oversize: bool,
+    ) -> bool {
         let account = &mut self.accounts[done.kind.index()];
         let size = signed(done.size_bytes);
         account.count_freed([1, size], oversize);
         account.room[BLOCKS] += 1;
         account.room[BYTES] += size;
-        account.became_free(done) | !self.listed
+        account.count_requested_freed(done.requested_bytes);
+        parts.is_passed() || !self.listed
+    }
+
+    /// Counts a change in the inactive splits of a kind.
+    pub(crate) fn count_parts(&mut self, kind: PoolKind, change: SplitChange) -> LeastRoom {
+        let SplitChange { count: parts, bytes } = change;
+        match (parts, bytes) {
+            (_, 1..) => self.more(kind, parts, bytes.unsigned_abs()),
+            (..=0, _) => self.less(kind, parts, bytes.unsigned_abs()),
+            // A block was placed inside a free part.
+            (1.., _) => {
+                let account = &mut self.accounts[kind.index()];
+                count(&mut account.allocated[PARTS], parts);
+                account.remove_parts(parts, bytes);
+                LeastRoom(account.room[PARTS])
+            }
+        }
     }
 
     /// Returns the current values of a kind or of [`ALL`].
@@ -305,24 +323,12 @@ impl Account {
         self.room[BYTES] += blocks[1];
     }
 
-    /// Counts a block that became free. Returns true if a limit is passed: only inactive splits can grow.
+    /// Counts the requested bytes of a block that became free.
     #[inline]
-    fn became_free(&mut self, done: &Completed) -> bool {
-        let requested = signed(done.requested_bytes);
+    fn count_requested_freed(&mut self, requested_bytes: u64) {
+        let requested = signed(requested_bytes);
         count(&mut self.freed[REQUESTED], requested);
         self.room[REQUESTED] += requested;
-        let SplitChange { count: parts, bytes } = done.inactive;
-        if bytes <= 0 {
-            self.remove_parts(parts, bytes);
-            return false;
-        }
-        if parts < 0 {
-            // Free parts on both sides were joined with the block.
-            count(&mut self.freed[PARTS], -parts);
-        } else {
-            count(&mut self.allocated[PARTS], parts);
-        }
-        self.add_parts(parts, bytes) < 0
     }
 
     /// Counts more bytes in inactive splits; the caller counts the sums of their number. The result is
@@ -335,21 +341,10 @@ impl Account {
         self.room[PARTS] | self.room[PART_BYTES]
     }
 
-    /// Counts more inactive splits but fewer bytes in them: a block was placed inside a free part. The
-    /// caller counts the sums of their number. The result is negative if a limit is passed.
-    #[cold]
-    #[inline(never)]
-    fn divide_part(&mut self, parts: i64, bytes: i64) -> i64 {
-        self.room[PARTS] -= parts;
-        self.remove_parts(0, bytes);
-        self.room[PARTS]
-    }
-
-    /// Counts fewer inactive splits and fewer bytes in them. Both changes are at most zero.
+    /// Counts fewer bytes in inactive splits; the caller counts the sums of their number.
     #[inline]
     fn remove_parts(&mut self, parts: i64, bytes: i64) {
-        debug_assert!(parts <= 0 && bytes <= 0);
-        count(&mut self.freed[PARTS], -parts);
+        debug_assert!(bytes <= 0);
         count(&mut self.freed[PART_BYTES], -bytes);
         self.room[PARTS] -= parts;
         self.room[PART_BYTES] -= bytes;
@@ -387,6 +382,42 @@ fn with_active(hot: Hot, active: Amount) -> CounterValues {
         part_bytes,
         oversize,
     ])
+}
+
+impl CountParts for &mut HeapCounters {
+    type Counted = LeastRoom;
+
+    #[inline(always)]
+    fn more(self, kind: PoolKind, parts: i64, bytes: u64) -> LeastRoom {
+        let account = &mut self.accounts[kind.index()];
+        if parts < 0 {
+            // Free parts on both sides were joined with the block.
+            count(&mut account.freed[PARTS], -parts);
+        } else {
+            count(&mut account.allocated[PARTS], parts);
+        }
+        LeastRoom(account.add_parts(parts, signed(bytes)))
+    }
+
+    #[inline(always)]
+    fn less(self, kind: PoolKind, parts: i64, bytes: u64) -> LeastRoom {
+        debug_assert!(parts <= 0);
+        let account = &mut self.accounts[kind.index()];
+        count(&mut account.freed[PARTS], -parts);
+        account.remove_parts(parts, -signed(bytes));
+        LeastRoom(0)
+    }
+}
+
+/// The room of counters whose limits an operation can pass: negative if one is passed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeastRoom(i64);
+
+impl LeastRoom {
+    #[inline]
+    const fn is_passed(self) -> bool {
+        self.0 < 0
+    }
 }
 
 /// Sums since the last reset, modulo 2^64.

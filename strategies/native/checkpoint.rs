@@ -171,7 +171,7 @@ fn place_in(
     let before = heap.allocate(slot, before_bytes, before_bytes, RULES, clock);
     let slot = heap.free_behind(before.slot).unwrap_or(slot);
     let out = heap.allocate(slot, size_bytes, requested_bytes, RULES, clock);
-    let freed = heap.free(before.slot, || clock);
+    let freed = heap.free(before.slot, clock);
     let inactive = before.inactive.plus(out.inactive).plus(freed.inactive);
     AllocatedBlock { inactive, ..out }
 }

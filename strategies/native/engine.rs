@@ -21,7 +21,7 @@ use crate::config::Settings;
 use crate::driver::{DeviceInfo, Driver};
 use crate::error::{AllocError, DriverError, HandleError};
 use crate::event_queue::EventQueue;
-use crate::heap::{AllocatedBlock, BlockId, Completed, Heap, Slot, StreamUse};
+use crate::heap::{AllocatedBlock, BlockId, Heap, Slot, StreamUse};
 use crate::history::{Action, Event, History, Moment, StackLevel};
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::scopes::Scopes;
@@ -190,9 +190,11 @@ impl Engine {
         let HeapState { heap, counters, policy, is_plain } = &mut *state;
         let rounded_bytes = align_up(bytes, MIN_BLOCK_BYTES);
         let kind = PoolKind::of(rounded_bytes);
-        if *is_plain && let Some(out) = heap.take(kind, rounded_bytes, bytes, &policy.rules) {
+        let rules = &policy.rules;
+        if *is_plain && let Some(out) = heap.take(kind, rounded_bytes, bytes, rules, &mut *counters)
+        {
             counters.hits += 1;
-            if counters.allocated(&out, bytes, false) {
+            if counters.allocated(&out, out.inactive, bytes, false) {
                 self.ledger.raise_limits(cell.number, kind, counters, &self.heaps);
             }
             if RECORDS {
@@ -256,7 +258,8 @@ impl Engine {
     ) -> Allocation {
         let HeapState { counters, policy, .. } = state;
         let oversize = policy.is_oversize(out.size_bytes);
-        if counters.allocated(out, requested_bytes, oversize) {
+        let parts = counters.count_parts(out.kind, out.inactive);
+        if counters.allocated(out, parts, requested_bytes, oversize) {
             self.ledger.raise_limits(cell.number, out.kind, counters, &self.heaps);
         }
         self.record(Action::Alloc, out.address, requested_bytes, cell);
@@ -307,11 +310,14 @@ impl Engine {
             let freed = self.free_when_drained(cell, state, slot, address);
             return freed.map(|()| requested_bytes).map_err(refused);
         }
-        let done = self.free_in_heap(cell, &mut state, slot);
+        let requested_bytes = match state.is_plain {
+            true => self.free_plainly(cell, &mut state, slot),
+            false => self.free_by_policy(cell, &mut state, slot),
+        };
         if self.history.is_on() {
-            self.record_freed(cell, state, address, done.requested_bytes);
+            self.record_freed(cell, state, address, requested_bytes);
         }
-        Ok(done.requested_bytes)
+        Ok(requested_bytes)
     }
 
     /// Calls [`free_block`](Self::free_block) again after the block's uses by other streams were removed
@@ -329,20 +335,33 @@ impl Engine {
     #[inline(never)]
     pub(super) fn free_slot(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) {
         let address = state.heap.view(slot).address;
-        let done = self.free_in_heap(cell, state, slot);
+        let requested_bytes = self.free_by_policy(cell, state, slot);
         if let Some(moment) = self.history.moment() {
-            self.push_freed(moment, cell, address, done.requested_bytes);
+            self.push_freed(moment, cell, address, requested_bytes);
         }
     }
 
+    /// Frees a block of a heap for which `is_plain` is true. Returns its requested bytes.
     #[inline(always)]
-    fn free_in_heap(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) -> Completed {
-        let HeapState { heap, counters, policy, .. } = state;
-        let done = heap.free(slot, || self.now());
-        if counters.freed(&done, policy.is_oversize(done.size_bytes)) {
+    fn free_plainly(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) -> u64 {
+        let HeapState { heap, counters, .. } = state;
+        let done = heap.put_back(slot, &mut *counters);
+        if counters.freed(&done, done.inactive, false) {
             self.ledger.list(cell.number, done.kind, counters, &self.heaps);
         }
-        done
+        done.requested_bytes
+    }
+
+    /// Frees a block under any policy. Returns its requested bytes.
+    #[inline(never)]
+    fn free_by_policy(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) -> u64 {
+        let HeapState { heap, counters, policy, .. } = state;
+        let done = heap.free(slot, self.now());
+        let parts = counters.count_parts(done.kind, done.inactive);
+        if counters.freed(&done, parts, policy.is_oversize(done.size_bytes)) {
+            self.ledger.list(cell.number, done.kind, counters, &self.heaps);
+        }
+        done.requested_bytes
     }
 
     /// Records a free. The timestamp is taken under the heap's lock. The stack, if one is recorded, is
@@ -387,7 +406,7 @@ impl Engine {
             return;
         }
         let address = heap.view(slot).address;
-        let done: Completed = heap.complete(slot, self.now());
+        let done = heap.complete(slot, self.now());
         if counters.drained(&done) {
             self.ledger.list(cell.number, done.kind, counters, &self.heaps);
         }

@@ -44,12 +44,12 @@ fn a_split_gives_the_front_a_new_number_and_a_join_keeps_the_number_of_the_freed
         heap.chain(head).map(|(slot, _)| heap.slab.get(slot).key).collect()
     };
     assert_eq!(keys(&heap), [2, 3, 4, 5, 1]);
-    heap.free(blocks[0].slot, || 0);
-    heap.free(blocks[1].slot, || 0);
+    heap.free(blocks[0].slot, 0);
+    heap.free(blocks[1].slot, 0);
     assert_eq!(keys(&heap), [3, 4, 5, 1], "the second was freed, and absorbed the first");
-    heap.free(blocks[3].slot, || 0);
+    heap.free(blocks[3].slot, 0);
     assert_eq!(keys(&heap), [3, 4, 5]);
-    heap.free(blocks[2].slot, || 0);
+    heap.free(blocks[2].slot, 0);
     assert_eq!(keys(&heap), [4]);
     assert_eq!(heap.check(), Ok(()));
 }
@@ -81,7 +81,7 @@ fn mapped_pages_keep_the_number_of_the_gap_and_the_rest_of_it_is_new() {
             assert!(heap.slab.get(left).key > age, "what is left before it is new");
         }
         assert_eq!(heap.check(), Ok(()), "{rule:?}");
-        heap.free(out.slot, || 0);
+        heap.free(out.slot, 0);
         assert_eq!(heap.check(), Ok(()), "{rule:?}");
     }
 }
@@ -108,7 +108,7 @@ fn positions_that_run_out_are_assigned_again_in_the_same_order() {
     heap.add_segment(SMALL, at(2), SMALL_SEGMENT_BYTES, 0);
     assert_eq!(heap.order.next, 3 * SMALL_SEGMENT_BYTES);
     assert_eq!(heap.check(), Ok(()));
-    heap.free(held.slot, || 0);
+    heap.free(held.slot, 0);
     let whole: Vec<_> = heap.free_blocks(SMALL).map(|(_, block)| block.address).collect();
     assert_eq!(whole, [at(0), at(1), at(2)]);
 }
@@ -119,7 +119,7 @@ fn under_a_new_rule_memory_that_is_there_is_as_old_as_its_address_is_low() {
         let mut heap = heap(from, &[SEGMENT + SMALL_SEGMENT_BYTES, SEGMENT]);
         let blocks: Vec<_> = (0..8).map(|_| take(&mut heap, 512)).collect();
         blocks.iter().step_by(2).for_each(|block| {
-            heap.free(block.slot, || 0);
+            heap.free(block.slot, 0);
         });
         heap.set_tie_rule(to);
         assert_eq!(heap.check(), Ok(()), "{from:?} to {to:?}");
@@ -239,7 +239,7 @@ fn follows(rule: TieRule, ops: &[Op]) {
             Op::Free { pick } if !live.is_empty() => {
                 let out = live.swap_remove(pick as usize % live.len());
                 assert_eq!(heap.live_at(out.address), Some(out.slot));
-                heap.free(out.slot, || 0);
+                heap.free(out.slot, 0);
                 assert_eq!(heap.live_at(out.address), None);
                 model.free(out.address);
             }

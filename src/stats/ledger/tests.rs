@@ -74,14 +74,19 @@ impl Model {
         let Block { kind, size_bytes, inactive, oversize, .. } = block;
         let out = AllocatedBlock { slot: Slot::NONE, address: 0, size_bytes, kind, inactive };
         let counters = &mut *self.counters[usize::from(block.heap)].borrow_mut();
-        if counters.allocated(&out, size_bytes / 2, oversize) {
+        let parts = counters.count_parts(kind, inactive);
+        if counters.allocated(&out, parts, size_bytes / 2, oversize) {
             self.ledger.raise_limits(block.heap.into(), kind, counters, self);
         }
         block
     }
 
     fn free(&self, block: Block) {
-        self.change(block, |counters| counters.freed(&block.completed(), block.oversize));
+        let done = block.completed();
+        self.change(block, |counters| {
+            let parts = counters.count_parts(done.kind, done.inactive);
+            counters.freed(&done, parts, block.oversize)
+        });
     }
 
     fn drain(&self, block: Block) {
