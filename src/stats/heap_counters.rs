@@ -17,7 +17,7 @@
 
 mod spare;
 
-pub(super) use spare::Taken;
+pub(super) use spare::{Parked, Taken};
 
 use crate::heap::{AllocatedBlock, Completed, CountParts, SplitChange};
 use crate::size::PoolKind;

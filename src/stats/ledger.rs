@@ -11,10 +11,14 @@
 //! until it is used again. Any other heap shares its spare evenly, and the search ends there. So each
 //! check except the last of a search is paid for by an operation of the heap that is checked.
 //!
+//! A heap without spare is not listed. When one of its blocks is freed, it *parks* the spare with the ledger,
+//! from which the next heap takes it without a lock of another heap. So heaps that are used in turn, one
+//! pair of allocate and free each, exchange their spare at the ledger. A heap that parks twice in succession
+//! enters the list instead and keeps its spare.
+//!
 //! Therefore the cost of an operation does not depend on the number of heaps. A thread that cycles over
-//! any number of streams checks one heap for each pair of allocate and free (`ledger/tests.rs` counts
-//! the checks). The heap of each stream then takes the place of the previous one in the list. Sharing also
-//! keeps concurrent threads from taking all spare from each other in turn.
+//! any number of streams checks at most one heap for each pair of allocate and free (`ledger/tests.rs` counts
+//! the checks). Sharing also keeps concurrent threads from taking all spare from each other in turn.
 //!
 //! Peaks are exact if calls do not overlap. A heap that another call has locked counts at its limit. So a
 //! peak is never too low; it is too high by at most the spare of such heaps, for each call that found
@@ -22,9 +26,9 @@
 
 use std::collections::VecDeque;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use super::heap_counters::{ALL, CLASSES, CounterValues, HeapCounters, Taken};
+use super::heap_counters::{ALL, CLASSES, CounterValues, HeapCounters, Parked, Taken};
 use crate::size::PoolKind;
 
 /// Access of the ledger to the heaps of a device.
@@ -46,6 +50,10 @@ struct State {
     first: Option<u32>,
     /// The heaps listed behind the first.
     others: VecDeque<u32>,
+    /// Spare that belongs to no heap.
+    parked: Parked,
+    /// The heap that parked last.
+    parked_by: Option<u32>,
 }
 
 impl Ledger {
@@ -75,8 +83,35 @@ impl Ledger {
         }
     }
 
+    /// As [`list`](Self::list), after a free of a block of `kind`, for a heap that is not listed or has
+    /// passed a limit. Parks the room of the heap instead, unless it was the last one to do so.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn park<H: Heaps>(
+        &self,
+        own: u32,
+        kind: PoolKind,
+        counters: &mut HeapCounters,
+        heaps: &H,
+    ) {
+        // Every path ends in a tail call, so that this function needs no stack frame. If another thread holds
+        // the lock, the heap keeps its room, because several threads would contend for it here.
+        if counters.is_covered(kind)
+            && !counters.is_listed()
+            && let Some(mut state) = self.state.try_lock()
+        {
+            if state.parked_by == Some(own) {
+                return State::enter(state, own, counters);
+            }
+            state.parked_by = Some(own);
+            counters.park(kind, &mut state.parked);
+        } else {
+            self.list(own, kind, counters, heaps);
+        }
+    }
+
     /// Makes the limits of heap `own` cover its current values, because it has passed one of `kind`. Lists
-    /// the heap. The caller holds the heap's lock. Does not wait for other heaps.
+    /// the heap if it has spare then. The caller holds the heap's lock. Does not wait for other heaps.
     #[cold]
     #[inline(never)]
     pub(crate) fn raise_limits<H: Heaps>(
@@ -86,12 +121,32 @@ impl Ledger {
         counters: &mut HeapCounters,
         heaps: &H,
     ) {
-        if counters.covers_itself(kind) {
-            return;
+        // As in `park`, every path ends in a tail call.
+        if !counters.is_listed()
+            && let Some(mut state) = self.state.try_lock()
+        {
+            if !counters.take_parked(kind, &mut state.parked) {
+                State::search(state, own, kind, counters, heaps);
+            }
+        } else {
+            self.raise_in_turn(own, kind, counters, heaps);
         }
-        let state = &mut *self.state.lock();
-        if !state.check_first::<false, H>(own, kind, counters, heaps) {
-            state.check_others(own, kind, counters, heaps);
+    }
+
+    /// As [`raise_limits`](Self::raise_limits), for a heap that is listed, or if another thread holds the
+    /// ledger's lock.
+    #[inline(never)]
+    fn raise_in_turn<H: Heaps>(
+        &self,
+        own: u32,
+        kind: PoolKind,
+        counters: &mut HeapCounters,
+        heaps: &H,
+    ) {
+        if !counters.covers_itself(kind) {
+            let mut state = self.state.lock();
+            counters.take_parked(kind, &mut state.parked);
+            State::search(state, own, kind, counters, heaps);
         }
     }
 
@@ -99,8 +154,9 @@ impl Ledger {
     pub(crate) fn reset_peaks<'a>(&self, heaps: impl Iterator<Item = &'a mut HeapCounters>) {
         let state = &mut *self.state.lock();
         state.peak = Default::default();
-        state.first = None;
+        (state.first, state.parked_by) = (None, None);
         state.others.clear();
+        state.parked = Parked::default();
         for counters in heaps {
             for (class, peak) in state.peak.iter_mut().enumerate() {
                 *peak = peak.zip(counters.current(class), |peak, current| peak + current);
@@ -111,6 +167,30 @@ impl Ledger {
 }
 
 impl State {
+    /// Covers heap `own`, which has taken the parked room of `kind`, from other heaps, or raises the peaks.
+    #[inline(never)]
+    fn search<H: Heaps>(
+        mut state: MutexGuard<'_, Self>,
+        own: u32,
+        kind: PoolKind,
+        counters: &mut HeapCounters,
+        heaps: &H,
+    ) {
+        if counters.is_covered(kind) {
+            Self::enter(state, own, counters);
+        } else if !state.check_first::<false, H>(own, kind, counters, heaps) {
+            state.check_others(own, kind, counters, heaps);
+        }
+    }
+
+    /// Lists heap `own` if it has spare.
+    #[inline(never)]
+    fn enter(mut state: MutexGuard<'_, Self>, own: u32, counters: &mut HeapCounters) {
+        if counters.enter_list() {
+            state.list(own);
+        }
+    }
+
     #[inline]
     fn list(&mut self, heap: u32) {
         if self.others.capacity() <= heap as usize {
@@ -185,6 +265,9 @@ impl State {
         }
         if counters.enter_list() {
             self.list(own);
+        }
+        if counters.take_parked_of_other_kind(kind, &mut self.parked) {
+            return;
         }
         // No other heap has spare that helps, except those that are locked.
         if !counters.take_from_other_kind(kind) {

@@ -347,7 +347,7 @@ impl Engine {
         let HeapState { heap, counters, .. } = state;
         let done = heap.put_back(slot, &mut *counters);
         if counters.freed(&done, done.inactive, false) {
-            self.ledger.list(cell.number, done.kind, counters, &self.heaps);
+            self.ledger.park(cell.number, done.kind, counters, &self.heaps);
         }
         done.requested_bytes
     }

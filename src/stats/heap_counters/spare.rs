@@ -6,6 +6,20 @@ use super::{
 };
 use crate::size::PoolKind;
 
+/// Room of each kind that heaps have left with the ledger.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(in crate::stats) struct Parked([Hot; 2]);
+
+impl Parked {
+    /// Returns the spare of each limit of a kind; it is the same of the limits of the sum.
+    #[cfg(test)]
+    pub(in crate::stats) fn of(&self, kind: PoolKind) -> CounterValues {
+        let room = self.0[kind.index()];
+        with_active(room, blocks_of(room))
+    }
+}
+
 /// The result of taking spare from another heap.
 pub(in crate::stats) struct Taken {
     /// Whether the taker passes no limit now.
@@ -15,10 +29,19 @@ pub(in crate::stats) struct Taken {
 }
 
 impl HeapCounters {
-    /// Marks this heap as listed. Returns true if it was not listed before.
+    /// Returns true if this heap is marked as listed.
+    #[inline]
+    pub(in crate::stats) fn is_listed(&self) -> bool {
+        self.listed
+    }
+
+    /// Marks this heap as listed if it has spare or has passed a limit. Returns true if it was not listed
+    /// before and is now.
     #[inline]
     pub(in crate::stats) fn enter_list(&mut self) -> bool {
-        !std::mem::replace(&mut self.listed, true)
+        let enters = !self.listed && self.has_spare();
+        self.listed |= enters;
+        enters
     }
 
     /// Returns true if the account of `kind` has passed no limit.
@@ -27,29 +50,52 @@ impl HeapCounters {
         any(self.accounts[kind.index()].room) >= 0
     }
 
+    /// Parks the room of the account of `kind`.
+    #[inline(always)]
+    pub(in crate::stats) fn park(&mut self, kind: PoolKind, parked: &mut Parked) {
+        let parked = &mut parked.0[kind.index()];
+        *parked = zip(*parked, std::mem::take(&mut self.account(kind).room), plus);
+    }
+
+    /// Takes the parked room of `kind`. Returns true if the account then has no room and passes no limit.
+    #[inline(always)]
+    pub(in crate::stats) fn take_parked(&mut self, kind: PoolKind, parked: &mut Parked) -> bool {
+        let account = self.account(kind);
+        account.room = zip(account.room, std::mem::take(&mut parked.0[kind.index()]), plus);
+        any(account.room) == 0
+    }
+
+    /// Takes the parked room of the other kind, because the account of `kind` has passed a limit. Returns
+    /// true if it passes none then.
+    pub(in crate::stats) fn take_parked_of_other_kind(
+        &mut self,
+        kind: PoolKind,
+        parked: &mut Parked,
+    ) -> bool {
+        let parked = &mut parked.0[1 - kind.index()];
+        if any(*parked) == 0 {
+            return false;
+        }
+        let [_, other] = self.own_first(kind);
+        other.room = zip(other.room, std::mem::take(parked), plus);
+        self.exchange_between_kinds(kind)
+    }
+
     /// Takes spare from `other`, because the account of `kind` has passed a limit. If `other` was used since
-    /// its last check and half of its spare suffices, both then have the same. Otherwise takes all of it.
+    /// its last check and half of its room suffices, both then have the same. Otherwise takes all of its
+    /// room, or all of its spare.
     #[inline(always)]
     pub(in crate::stats) fn take_spare(&mut self, kind: PoolKind, other: &mut Self) -> Taken {
         let (own, there) = (self.account(kind), other.account(kind));
         let was_used = there.was_used_since_last_check();
-        let is_enough = was_used && own.share_room(there) || self.take_more(kind, other, was_used);
+        let is_enough =
+            was_used && own.share_room(there) || own.take_room(there) || self.take_all(kind, other);
         other.listed = other.has_spare();
         Taken { is_enough, is_left: other.listed }
     }
 
-    /// Takes spare from `other`, whose room alone does not suffice or is not shared. Returns true if no
-    /// limit is passed then.
-    #[inline(never)]
-    fn take_more(&mut self, kind: PoolKind, other: &mut Self, was_used: bool) -> bool {
-        let is_enough = match was_used {
-            true => self.share_spare(kind, other),
-            false => self.account(kind).take_room(other.account(kind)),
-        };
-        is_enough || self.take_all(kind, other)
-    }
-
     /// Takes all spare of `other`. Returns true if that suffices.
+    #[inline(never)]
     fn take_all(&mut self, kind: PoolKind, other: &mut Self) -> bool {
         for (own, there) in self.accounts.iter_mut().zip(&mut other.accounts) {
             there.settle_draining();
@@ -57,15 +103,6 @@ impl HeapCounters {
             own.take_beyond(there);
         }
         self.exchange_between_kinds(kind)
-    }
-
-    /// Takes a part of the spare of each limit of `other` that can help. Returns true if it suffices.
-    fn share_spare(&mut self, kind: PoolKind, other: &mut Self) -> bool {
-        let [there, their_other] = other.own_first(kind);
-        let [own, _] = self.own_first(kind);
-        own.take::<LIVE_OF_KIND>(there)
-            || own.take::<LIVE_OF_BOTH>(their_other)
-            || self.exchange_between_kinds(kind)
     }
 
     /// Returns true if the account of `kind` has passed limits of the sum only, and the spare of this heap's
@@ -80,14 +117,14 @@ impl HeapCounters {
     #[inline(never)]
     fn exchange_between_kinds(&mut self, kind: PoolKind) -> bool {
         let [own, other] = self.own_first(kind);
-        (0..HOT).all(|counter| own.exchange(other, counter))
+        (0..HOT).all(|counter| own.room[counter] >= 0 || own.exchange(other, counter))
     }
 
     /// Takes spare of the sum of both kinds from this heap's other account. Returns true if the account of
     /// `kind` has passed no limit then.
     pub(in crate::stats) fn take_from_other_kind(&mut self, kind: PoolKind) -> bool {
         let [own, other] = self.own_first(kind);
-        own.take::<LIVE_OF_BOTH>(other)
+        own.take_of_both(other)
     }
 
     /// Raises each passed limit of an account to the current value. Returns by how much the limits of the
@@ -137,7 +174,7 @@ impl HeapCounters {
         [limits(live, active), limits(live_of_both, active_of_both)]
     }
 
-    /// Returns true if any limit exceeds its current value.
+    /// Returns true if any limit exceeds its current value or is passed.
     #[inline]
     fn has_spare(&self) -> bool {
         let [small, large] = &self.accounts;
@@ -211,9 +248,9 @@ impl Account {
         }
     }
 
-    /// Takes spare from the other account, for each counter with a passed limit: of the limits from `FIRST`
-    /// on. Returns true if no limit is passed then.
-    fn take<const FIRST: usize>(&mut self, other: &mut Self) -> bool {
+    /// Takes spare of the sum of both kinds from the other account, for each counter with a passed limit.
+    /// Returns true if no limit is passed then.
+    fn take_of_both(&mut self, other: &mut Self) -> bool {
         self.settle_draining();
         other.settle_draining();
         let mut least = 0;
@@ -222,7 +259,7 @@ impl Account {
             if room >= 0 {
                 continue;
             }
-            for limit in FIRST..LIMITS {
+            for limit in [LIVE_OF_BOTH, ACTIVE_OF_BOTH] {
                 let beyond = &mut self.beyond[counter][limit];
                 let other_beyond = &mut other.beyond[counter][limit];
                 let (mut spare, mut other_spare) = (room + *beyond, other_room + *other_beyond);
@@ -240,13 +277,10 @@ impl Account {
 
     /// Takes spare of the sum from the account of the other kind, if one of this counter's limits of the
     /// sum is passed: first what is beyond its room. The other account keeps the limits of its kind.
-    /// Returns false if a limit is passed then.
-    #[inline]
+    /// Returns false if a limit is passed then. Not inlined, so that the loop over the counters is unrolled.
+    #[inline(never)]
     fn exchange(&mut self, other: &mut Self, counter: usize) -> bool {
         let (own, room) = (self.room[counter], other.room[counter]);
-        if own >= 0 {
-            return true;
-        }
         let [live, active, ..] = &mut self.beyond[counter];
         let [other_live, other_active, live_of_both, active_of_both] = &mut other.beyond[counter];
         let beyond = (*live_of_both).min(*active_of_both);

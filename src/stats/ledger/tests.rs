@@ -83,10 +83,11 @@ impl Model {
 
     fn free(&self, block: Block) {
         let done = block.completed();
-        self.change(block, |counters| {
-            let parts = counters.count_parts(done.kind, done.inactive);
-            counters.freed(&done, parts, block.oversize)
-        });
+        let counters = &mut *self.counters[usize::from(block.heap)].borrow_mut();
+        let parts = counters.count_parts(done.kind, done.inactive);
+        if counters.freed(&done, parts, block.oversize) {
+            self.ledger.park(block.heap.into(), block.kind, counters, self);
+        }
     }
 
     fn drain(&self, block: Block) {
@@ -116,6 +117,12 @@ impl Model {
     /// Returns the sums of all limits.
     fn limits(&self) -> [[i64; COUNTERS]; CLASSES] {
         let mut sums = [CounterValues::default(); CLASSES];
+        let parked = &self.ledger.state.lock().parked;
+        for kind in [PoolKind::Small, PoolKind::Large] {
+            for class in [kind.index(), ALL] {
+                sums[class] = sums[class].zip(parked.of(kind), |sum, limit| sum + limit);
+            }
+        }
         for counters in &self.counters {
             for kind in [PoolKind::Small, PoolKind::Large] {
                 let limits = counters.borrow().limits(kind);
