@@ -1,23 +1,28 @@
-//! The free blocks of one bin in (size, key) order: a list while they are few, then a tree.
+//! The free blocks of one bin in (size, key) order: a list while they are few, then a heap or a tree.
 //!
 //! Most bins hold one or two blocks, for which a list is the cheapest order. A list in which an insertion
-//! or a search passes more than [`LIST_MAX`] blocks becomes a `tree`, and stays one until a single block is
-//! left. In a bin of one size, the first block ends each search, so a list that grows at the front only,
-//! because its blocks were freed from the last to the first, has any length.
+//! or a search passes more than [`LIST_MAX`] blocks becomes a `pairing` heap if its blocks have one size,
+//! otherwise a `tree`. It stays one until a single block is left. In a bin of one size, the first block ends
+//! each search, so a list that grows at the front only, because its blocks were freed from the last to the
+//! first, has any length.
 
 use super::at::{block_at, block_at_mut};
 use super::bins::EXACT_MAX_BYTES;
 use super::block::{Block, Slot};
+use super::pairing;
 use super::tree::{Tree, key_of};
 
-/// The most blocks that are passed in a list. Few in unit tests, so that they reach trees.
+/// The most blocks in a list. Few in unit tests, so that they reach heaps and trees.
 const LIST_MAX: u32 = if cfg!(test) { 4 } else { 32 };
 
-/// The root of a bin that is a list is this number, which no slot has, plus the number of blocks. The links
-/// of these blocks are the blocks before and behind.
-const LIST: u32 = super::slab::SLOTS_MAX;
+/// The root of a bin that is a pairing heap: a number that no slot has.
+const PAIRING: Slot = Slot(super::slab::SLOTS_MAX);
 
-/// One block at most, which needs no links; a list of several; or a tree of several.
+/// The root of a bin that is a list is this number plus the number of blocks. The links of these blocks are
+/// the blocks before and behind.
+const LIST: u32 = PAIRING.0;
+
+/// One block at most, which needs no links; a list of several; or a pairing heap or tree of several.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bin(Tree);
 
@@ -42,6 +47,10 @@ impl Bin {
         self.0.root.0.saturating_sub(LIST)
     }
 
+    fn is_tree(self) -> bool {
+        !self.is_single() && self.0.root.0 < LIST
+    }
+
     /// Makes the block at `new` the only one of an empty bin.
     #[inline(always)]
     pub(super) const fn set_only(&mut self, new: Slot) {
@@ -57,6 +66,9 @@ impl Bin {
     /// Inserts a block that is in no bin. The bin must not be empty.
     #[inline(never)]
     pub(super) fn insert(&mut self, blocks: &mut [Block], new: Slot) {
+        if self.0.root == PAIRING {
+            return self.insert_in_heap(blocks, new);
+        }
         if self.is_single() {
             block_at_mut(blocks, self.0.first).links = [Slot::NONE; 2];
             self.0.root = Slot(LIST + 1);
@@ -82,18 +94,48 @@ impl Bin {
         // A search among several sizes may pass the whole list.
         let has_one_size = block_at(blocks, new).size_bytes <= EXACT_MAX_BYTES;
         if steps > LIST_MAX || self.list_len() > LIST_MAX && !has_one_size {
-            self.become_tree(blocks);
+            self.restructure(blocks, has_one_size);
         }
     }
 
+    /// Turns a list into a pairing heap or a tree.
     #[cold]
-    fn become_tree(&mut self, blocks: &mut [Block]) {
+    fn restructure(&mut self, blocks: &mut [Block], has_one_size: bool) {
         let mut at = self.0.first;
         self.0 = Tree::EMPTY;
+        if has_one_size {
+            self.0 = Tree { root: PAIRING, first: at };
+            at = std::mem::replace(&mut block_at_mut(blocks, at).links, [Slot::NONE; 2])[1];
+        }
         while !at.is_none() {
             let next = block_at(blocks, at).links[1];
-            self.0.insert(blocks, at);
+            match has_one_size {
+                true => self.0.first = pairing::insert(blocks, self.0.first, at),
+                false => self.0.insert(blocks, at),
+            }
             at = next;
+        }
+    }
+
+    /// Not inlined, as `remove_from_many`, so that lists need no registers to be saved.
+    #[inline(never)]
+    fn insert_in_heap(&mut self, blocks: &mut [Block], new: Slot) {
+        self.0.first = pairing::insert(blocks, self.0.first, new);
+    }
+
+    /// Removes a block from a pairing heap or a tree of several.
+    #[inline(never)]
+    fn remove_from_many(&mut self, blocks: &mut [Block], old: Slot) {
+        if self.0.root == PAIRING {
+            self.0.first = pairing::remove(blocks, self.0.first, old);
+            if block_at(blocks, self.0.first).links[0].is_none() {
+                self.0.root = Slot::NONE;
+            }
+        } else {
+            self.0.remove(blocks, old);
+            if block_at(blocks, self.0.root).links == [Slot::NONE; 2] {
+                self.0.root = Slot::NONE;
+            }
         }
     }
 
@@ -101,11 +143,7 @@ impl Bin {
     #[inline(never)]
     pub(super) fn remove(&mut self, blocks: &mut [Block], old: Slot) {
         if self.list_len() == 0 {
-            self.0.remove(blocks, old);
-            if block_at(blocks, self.0.root).links == [Slot::NONE; 2] {
-                self.0.root = Slot::NONE;
-            }
-            return;
+            return self.remove_from_many(blocks, old);
         }
         let [before, behind] = block_at(blocks, old).links;
         if before.is_none() {
@@ -120,23 +158,29 @@ impl Bin {
         }
     }
 
-    /// Returns the first block at or after `from` in the order of (size, key). `from` is such a pair as
-    /// one number, see [`key_of`].
-    pub(super) fn lower_bound(self, blocks: &[Block], from: u128) -> Option<Slot> {
-        if !self.is_single() && self.list_len() == 0 {
-            return self.0.lower_bound(blocks, from);
+    /// Returns the first block with at least `size_bytes`. This is the bin for that size.
+    pub(super) fn first_at_least(self, blocks: &[Block], size_bytes: u64) -> Option<Slot> {
+        if self.is_tree() {
+            return self.0.lower_bound(blocks, u128::from(size_bytes) << 64);
         }
+        // Only a list has several sizes.
         let mut at = Some(self.0.first).filter(|first| !first.is_none());
-        while let Some(slot) = at.filter(|slot| key_of(block_at(blocks, *slot)) < from) {
+        while let Some(slot) = at.filter(|slot| block_at(blocks, *slot).size_bytes < size_bytes) {
             at = self.next_after(blocks, slot);
         }
         at
     }
 
-    /// Returns the block behind `slot`, which is in this bin.
+    /// Returns the block behind `slot`, which is in this bin. Visits all blocks of a pairing heap.
     pub(super) fn next_after(self, blocks: &[Block], slot: Slot) -> Option<Slot> {
         if self.is_single() {
             return None;
+        }
+        if self.0.root == PAIRING {
+            let key = |slot: &Slot| block_at(blocks, *slot).key;
+            let behind =
+                pairing::walk(blocks, self.0.first).filter(|other| key(other) > key(&slot));
+            return behind.min_by_key(key);
         }
         match self.list_len() {
             0 => self.0.next_after(blocks, slot),
@@ -144,8 +188,23 @@ impl Bin {
         }
     }
 
+    /// Returns all blocks in order.
+    pub(super) fn in_order(self, blocks: &[Block]) -> Vec<Slot> {
+        if self.0.root == PAIRING {
+            let mut slots: Vec<Slot> = pairing::walk(blocks, self.0.first).collect();
+            slots.sort_unstable_by_key(|slot| block_at(blocks, *slot).key);
+            return slots;
+        }
+        let first = Some(self.0.first).filter(|first| !first.is_none());
+        std::iter::successors(first, |slot| self.next_after(blocks, *slot)).collect()
+    }
+
     /// Returns true if all links and the first block are consistent. For checks.
     pub(super) fn is_sound(self, blocks: &[Block]) -> bool {
+        if self.0.root == PAIRING {
+            let is_alone = block_at(blocks, self.0.first).links[0].is_none();
+            return !is_alone && pairing::is_sound(blocks, self.0.first);
+        }
         if self.list_len() == 0 {
             return self.is_single() || self.0.is_sound(blocks);
         }

@@ -34,11 +34,21 @@ impl FreeIndex {
     pub(super) fn first_at_least(&self, blocks: &[Block], size_bytes: u64) -> Option<Slot> {
         let bins = self.0.as_ref()?;
         let bin = bins.first_from(size_bytes)?;
-        let here = bins.bins[bin].lower_bound(blocks, u128::from(size_bytes) << 64);
+        let here = bins.bins[bin].first_at_least(blocks, size_bytes);
         here.or_else(|| bins.first_behind(bin))
     }
 
-    /// Returns `slot`, which is in this index, and all blocks behind it, in order.
+    /// Returns all blocks in order.
+    pub(super) fn in_order<'a>(&'a self, blocks: &'a [Block]) -> impl Iterator<Item = Slot> + 'a {
+        self.0.iter().flat_map(|bins| {
+            let next = |from| bins.filled.first_from(from);
+            let filled = std::iter::successors(next(0), move |bin| next(bin + 1));
+            filled.flat_map(|bin| bins.bins[bin].in_order(blocks))
+        })
+    }
+
+    /// Returns `slot`, which is in this index, and all blocks behind it, in order. For a few steps: see
+    /// [`Bin::next_after`].
     pub(super) fn in_order_from<'a>(
         &'a self,
         blocks: &'a [Block],
@@ -203,7 +213,8 @@ mod tests {
                 let expected = self.model.range(*key..).map(|(_, slot)| *slot);
                 self.index.in_order_from(self.slab.blocks(), *slot).eq(expected)
             };
-            self.index.is_sound(self.slab.blocks())
+            self.index.in_order(self.slab.blocks()).eq(self.model.values().copied())
+                && self.index.is_sound(self.slab.blocks())
                 && SIZES.iter().all(first_of)
                 && self.model.iter().all(in_order_from)
         }

@@ -15,8 +15,8 @@
 //! - I9 the map of gaps of a kind holds exactly its unmapped blocks.
 //! - I10 keys follow the tie rule, and no two blocks have the same key.
 //!
-//! Read in this order: `block`, `slab` (and `at`), `order`, `index` (and `bins`, `bin`, `tree`), `edit`,
-//! `expand`, `check`.
+//! Read in this order: `block`, `slab` (and `at`), `order`, `index` (and `bins`, `bin`, `pairing`, `tree`),
+//! `edit`, `expand`, `check`.
 
 mod at;
 mod bin;
@@ -28,6 +28,7 @@ mod edit;
 mod expand;
 mod index;
 mod order;
+mod pairing;
 mod segment_range;
 mod slab;
 mod splits;
@@ -47,7 +48,7 @@ pub(crate) use order::TieRule;
 pub(crate) use segment_range::SegmentRange;
 pub(crate) use splits::{CountParts, SplitChange};
 
-use crate::size::{MIN_BLOCK_BYTES, PoolKind};
+use crate::size::PoolKind;
 use at::block_at;
 use expand::Expandable;
 use index::FreeIndex;
@@ -121,8 +122,7 @@ impl Heap {
         &self,
         kind: PoolKind,
     ) -> impl Iterator<Item = (Slot, BlockView)> + '_ {
-        let first = self.free[kind.index()].first_at_least(self.slab.blocks(), MIN_BLOCK_BYTES);
-        let slots = first.into_iter().flat_map(|slot| self.free_from(slot));
+        let slots = self.free[kind.index()].in_order(self.slab.blocks());
         slots.map(|slot| (slot, self.view(slot)))
     }
 
