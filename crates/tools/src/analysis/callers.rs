@@ -270,7 +270,17 @@ impl<'a> Callers<'a> {
     /// Returns all frames as labels show them, by their numbers.
     pub(crate) fn short_frames(&self) -> Vec<Frame<'a>> {
         let files = self.program_files();
-        (0..self.stacks.frame_count()).map(|number| self.short_frame(number, &files)).collect()
+        let mut short_files: HashMap<(&str, bool), &str> = HashMap::new();
+        let short = |number| {
+            let (frame, kind) = (self.frame(number), self.kind(number));
+            if !matches!(kind, FrameKind::Program | FrameKind::Library) {
+                return self.short_frame(number, &files);
+            }
+            let short = short_files.entry((frame.file, kind == FrameKind::Program));
+            let file = *short.or_insert_with(|| self.short_frame(number, &files).file);
+            Frame { file, ..frame }
+        };
+        (0..self.stacks.frame_count()).map(short).collect()
     }
 
     /// Returns the paths of the program's own files, grouped by file name.

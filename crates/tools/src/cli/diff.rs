@@ -17,7 +17,7 @@ use super::junit::{self, Case};
 use super::outcome::{BadArguments, Outcome, Result, out};
 use super::recordings::{Devices, Recordings, limit_json};
 use super::show::Side::{Left, Right};
-use super::show::{UNKNOWN, emphasised, joined, mib, progress, table};
+use super::show::{UNKNOWN, emphasised, joined, mib, progress, shown_path, table};
 
 /// Arguments of `diff`.
 #[derive(Args, Debug)]
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &DiffArguments) -> Result<Outcome> {
     let diff = &Diff::of(a, b);
     bar.finish_and_clear();
     let verdicts: Vec<_> = args.assert.iter().map(|one| one.check_difference(diff)).collect();
-    let found = Found { names: [name_a, name_b], diff, verdicts: &verdicts };
+    let found = Found { files, names: [name_a, name_b], diff, verdicts: &verdicts };
     if args.json {
         writeln!(out(), "{}", found.json())?;
     } else {
@@ -90,6 +90,7 @@ fn signed_mib(bytes: i64) -> String {
 
 /// The results for two recordings.
 struct Found<'a> {
+    files: &'a [PathBuf],
     names: [&'a str; 2],
     diff: &'a Diff<'a>,
     verdicts: &'a [DifferenceVerdict],
@@ -97,9 +98,11 @@ struct Found<'a> {
 
 impl Found<'_> {
     fn write(&self) -> io::Result<()> {
-        let Self { names: [a, b], diff, verdicts } = self;
+        let Self { files, diff, verdicts, .. } = self;
         let mut out = out();
-        writeln!(out, "A: {}\nB: {}", shown(a), shown(b))?;
+        for (side, file) in ["A", "B"].iter().zip(*files) {
+            writeln!(out, "{side}: {}", shown_path(file))?;
+        }
         for verdict in *verdicts {
             let text = format!("{}  {}", verdict.text, verdict.sentence);
             writeln!(out, "{}", emphasised(&text))?;
@@ -300,21 +303,25 @@ impl Found<'_> {
     }
 
     fn json(&self) -> Value {
-        let Self { names, diff, verdicts } = self;
+        let Self { names, diff, verdicts, .. } = self;
         let sides = diff.sides();
         let side = |at: usize| side_json(names[at], sides[at]);
         let [a, b] = sides.map(figures);
         let changes = [0, 1, 2, 3].map(|at| a[at].zip(b[at]).map(|(a, b)| difference([a, b])));
         let requests = &diff.requests;
-        let shown = |side: usize, at: usize| diff.shown_requests(side, &[at]).pop();
+        let places = &requests.places[..requests.places.len().min(PLACES_MAX)];
+        let mut first = [0, 1].map(|side| {
+            let indices: Vec<usize> = places.iter().flat_map(|p| p[side].clone().take(1)).collect();
+            diff.shown_requests(side, &indices).into_iter()
+        });
         let place = |place: &[std::ops::Range<usize>; 2]| {
-            let one = |side: usize| {
-                let range = &place[side];
-                let first = if range.is_empty() { None } else { shown(side, range.start) };
-                json!({"requests": range.len(), "first": first})
-            };
-            json!({"a": one(0), "b": one(1)})
+            let [a, b] = [0, 1].map(|side| {
+                let count = place[side].len();
+                json!({"requests": count, "first": (count > 0).then(|| first[side].next()).flatten()})
+            });
+            json!({"a": a, "b": b})
         };
+        let list: Vec<Value> = places.iter().map(place).collect();
         let growth = |row: &Growth| {
             json!({
                 "requested_by": row.label(),
@@ -343,7 +350,7 @@ impl Found<'_> {
                 "only_b": requests.only[1],
                 "places": requests.places.len(),
                 "first": first,
-                "list": requests.places.iter().take(PLACES_MAX).map(place).collect::<Vec<_>>(),
+                "list": list,
             },
             "grew": diff.grew.iter().map(growth).collect::<Vec<_>>(),
             "grew_count": diff.grew_count,

@@ -104,6 +104,12 @@ fn code_that_moved_to_other_lines_and_folders_is_the_same_code() {
     let first = &requests["first"];
     assert_eq!(first["a"], Value::Null);
     assert_eq!(first["b"]["requested_by"], "train.py:11 step");
+    let places = list(&requests["list"]);
+    assert_eq!(places[1]["a"], serde_json::json!({"requests": 0, "first": null}));
+    assert_eq!(
+        (&places[1]["b"]["requests"], &places[1]["b"]["first"]["request"]),
+        (&1.into(), &5.into())
+    );
     let [grew] = &list(&json["grew"])[..] else { panic!("{json}") };
     assert_eq!(grew["requested_by"], "train.py:11 step");
     assert_eq!(grew["difference_bytes"], 200 * MIB);

@@ -18,11 +18,11 @@ pub(super) struct Codes {
 }
 
 /// The number of different sizes that are compared for each line of code.
-const SIZES_MAX: usize = 16;
+const SIZES_MAX: usize = 8;
 
 /// The lines of two functions are paired by size if the product of their numbers is at most this. Otherwise
 /// only equal lines are paired.
-const PAIRS_MAX: usize = 1 << 16;
+const PAIRS_MAX: usize = 1 << 13;
 
 /// The lines of one function that are in stacks, each with sizes that they requested.
 type Lines = BTreeMap<u32, Vec<u64>>;
