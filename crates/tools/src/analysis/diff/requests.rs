@@ -2,8 +2,8 @@
 //!
 //! A part with few differences gets the alignment with the fewest (E. Myers, "An O(ND) difference
 //! algorithm"). A part with more is divided at runs of requests that both recordings have, and the parts
-//! between are aligned in the same way. So the time is at most some thousand steps for each request, and the
-//! memory is proportional to the number of requests.
+//! between are aligned in the same way. So the time is at most some thousand steps for each request,
+//! and the memory is proportional to the number of requests.
 
 use std::hash::Hash;
 use std::ops::Range;
@@ -169,9 +169,9 @@ fn back(
     pairs
 }
 
-/// Returns the starts of runs of `length` tokens that both lists have, rising in both. The runs may overlap.
-/// Of a run that occurs several times, the first occurrence in one list belongs to the first in the other,
-/// and so on.
+/// Returns the starts of runs of `length` tokens that both lists have, rising in both. The runs may
+/// overlap. Of a run that occurs several times, the first occurrence in one list belongs to the first in
+/// the other, and so on.
 fn common_runs(a: &[u32], b: &[u32], length: usize) -> Vec<[usize; 2]> {
     const NONE: u32 = u32::MAX;
     let mut first: HashMap<&[u32], u32> = HashMap::new();
