@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python" / "tests" / "pytorch")]
 MOST_TIME = 1.03
 LEAST_STEP_MS = 50
-MOST_SCALE = 16
+MOST_SCALE = 32
 ROUNDS, STEPS = 8, 12
 
 
