@@ -417,10 +417,13 @@ impl<D: Base> History<D> {
             return Ok(());
         }
         self.scopes.retain(|(of, _)| *of != pool);
-        if unless_refused(self.engine().private_pools().close_scope(pool))?.is_some() {
-            unless_refused(self.engine().private_pools().release_pool(pool)).map(drop)?;
+        match self.engine().private_pools().close_scope(pool) {
+            // After an error of the driver the scope is closed too.
+            Ok(()) | Err(PoolError::Driver(_)) => {
+                unless_refused(self.engine().private_pools().release_pool(pool)).map(drop)
+            }
+            Err(_) => Ok(()),
         }
-        Ok(())
     }
 
     fn open(&mut self, pool: u8, filter: ScopeFilter) -> Checked {
