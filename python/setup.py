@@ -38,7 +38,7 @@ class Build(build_py):
         if not (ROOT / "crates" / "ffi" / "Cargo.toml").is_file():
             sys.exit("the wheel is built in the repository of stratalloc: its Rust sources lie beside this folder")
         package = pathlib.Path(self.build_lib) / "stratalloc"
-        libraries = cargo("-p", "stratalloc-ffi")["stratalloc"]
+        libraries = cargo("-p", "stratalloc-ffi", "--features", "stacks")["stratalloc"]
         shared = [path for path in libraries if path.endswith((".so", ".dylib", ".dll"))]
         shutil.copy2(shared[-1], package / pathlib.Path(shared[-1]).name)
         (package / "bin").mkdir(exist_ok=True)

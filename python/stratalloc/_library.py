@@ -117,7 +117,7 @@ def _find(path):
     if found:
         return found
     raise LibraryError(
-        f"{_NAME} is not found: build it with 'cargo build --release -p stratalloc-ffi' and name "
+        f"{_NAME} is not found: build it with 'cargo build --release -p stratalloc-ffi --features stacks' and name "
         f"it with library=... or {VARIABLE}"
     )
 
