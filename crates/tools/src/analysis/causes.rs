@@ -5,7 +5,7 @@
 //! layout with the recorded requests of the live blocks. Each reserved byte is counted once, so the fields
 //! of [`Picture::causes`] add up to the bytes allocated from the device.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -155,7 +155,9 @@ impl Picture {
         let mut heaps = heaps_of(layout);
         let mut causes = Causes::default();
         heaps.iter().for_each(|heap| causes.add(&heap.causes));
-        heaps.sort_by_key(|heap| std::cmp::Reverse(heap.causes.total_bytes()));
+        heaps.sort_unstable_by_key(|heap| {
+            (std::cmp::Reverse(heap.causes.total_bytes()), heap.stream, heap.pool)
+        });
         Self { moment, operations, failed: None, causes, heaps, holders: Holders::default() }
     }
 }
@@ -280,7 +282,7 @@ fn paint(
 
 /// Returns the reserved bytes of each stream of each pool in a layout, by cause.
 fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
-    let mut heaps: BTreeMap<(StreamId, PoolId), HeapCauses> = BTreeMap::new();
+    let mut heaps: HashMap<(StreamId, PoolId), HeapCauses> = HashMap::new();
     for segment in layout {
         let SegmentLayout { stream, pool, .. } = *segment;
         let heap = heaps.entry((stream, pool)).or_insert(HeapCauses {

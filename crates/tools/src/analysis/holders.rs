@@ -1,7 +1,7 @@
 //! The holders of the live bytes at a moment: bytes by recorded stack, by size and by age.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use serde::Serialize;
 
@@ -93,8 +93,8 @@ impl Holders {
         let seeded = recording.workload.seeded;
         let stacks: Vec<_> = recording.trace.requests().map(|event| event.stack).collect();
         let mut holders = Self::default();
-        let mut by_stack: BTreeMap<(Option<StackId>, bool), Holder> = BTreeMap::new();
-        let mut by_size: BTreeMap<(u64, StreamId), u64> = BTreeMap::new();
+        let mut by_stack: HashMap<(Option<StackId>, bool), Holder> = HashMap::new();
+        let mut by_size: HashMap<(u64, StreamId), u64> = HashMap::new();
         let mut by_age = [AgeClass::default(); AGES.len() + 1];
         for block in live {
             let LiveBlock { id, requested_bytes, stream, age_requests } = *block;
@@ -119,13 +119,15 @@ impl Holders {
             by_age[class].requested_bytes += requested_bytes;
         }
         holders.by_stack = by_stack.into_values().collect();
-        holders.by_stack.sort_by_key(Holder::order);
+        holders.by_stack.sort_unstable_by_key(|holder| (holder.order(), holder.stack));
         let sized = by_size.into_iter().map(|((each_bytes, stream), blocks)| {
             let requested_bytes = each_bytes.saturating_mul(blocks);
             SizeClass { each_bytes, stream, blocks, requested_bytes }
         });
         holders.by_size = sized.collect();
-        holders.by_size.sort_by_key(|class| Reverse(class.requested_bytes));
+        let order =
+            |class: &SizeClass| (Reverse(class.requested_bytes), class.each_bytes, class.stream);
+        holders.by_size.sort_unstable_by_key(order);
         holders.by_size.truncate(Self::LARGEST);
         let ends = AGES.into_iter().map(Some).chain([None]);
         let aged = by_age.into_iter().zip(ends);
@@ -137,14 +139,14 @@ impl Holders {
     /// Returns the code that holds the most bytes: at most `most` callers, largest first. Then blocks
     /// whose request has no recorded stack, and last the blocks from before the recording.
     pub(crate) fn by_code(&self, callers: &Callers<'_>, most: usize) -> Vec<CodeHolder> {
-        let mut joined: BTreeMap<(Option<u32>, bool), Holder> = BTreeMap::new();
+        let mut joined: HashMap<(Option<u32>, bool), Holder> = HashMap::new();
         for holder in &self.by_stack {
             let caller = holder.stack.map(|stack| callers.of_stack(stack));
             let known = joined.entry((caller, holder.lived_before));
             known.and_modify(|all| all.add(holder)).or_insert(*holder);
         }
         let mut rows: Vec<_> = joined.into_iter().map(|((caller, _), row)| (caller, row)).collect();
-        rows.sort_by_key(|(_, holder)| holder.order());
+        rows.sort_unstable_by_key(|(caller, holder)| (holder.order(), *caller));
         let with_code = rows.iter().filter(|(caller, _)| caller.is_some()).count();
         rows.drain(most.min(with_code)..with_code);
         let shown: Vec<u32> = rows.iter().filter_map(|(caller, _)| *caller).collect();

@@ -4,7 +4,7 @@
 //! another. If the peaks of streams come at different times, each stream keeps its own memory in
 //! between. This module shows how much that costs.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use serde::Serialize;
 
@@ -43,7 +43,7 @@ impl Streams {
     /// Computes the use of each stream of a workload.
     #[must_use]
     pub fn of(workload: &Workload) -> Self {
-        let mut live: BTreeMap<StreamId, Live> = BTreeMap::new();
+        let mut live: HashMap<StreamId, Live> = HashMap::new();
         let mut peak_live_bytes = 0;
         let mut now_bytes = 0_u64;
         changes(workload, |stream, change, bytes| {
@@ -68,10 +68,10 @@ impl Streams {
             entry.now_bytes = now_bytes;
             busy_together = busy_together.max(busy);
         });
-        let streams = live
-            .into_iter()
-            .map(|(stream, live)| StreamUse { stream, peak_live_bytes: live.peak_bytes })
-            .collect();
+        let used =
+            |(stream, live): (_, Live)| StreamUse { stream, peak_live_bytes: live.peak_bytes };
+        let mut streams: Vec<_> = live.into_iter().map(used).collect();
+        streams.sort_unstable_by_key(|used| used.stream);
         Self { streams, peak_live_bytes, busy_together }
     }
 

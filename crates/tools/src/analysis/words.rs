@@ -1,6 +1,6 @@
 //! The results of an analysis as sentences. Every number in them comes from a recording or a replay.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use super::advice::{Advice, Tried};
 use super::causes::{Causes, HeapCauses, Moment, Picture};
@@ -133,7 +133,7 @@ impl Picture {
     /// Returns a sentence if the peaks of streams come at different times, so that each keeps memory of
     /// its own.
     fn streams_apart(&self, streams: &Streams) -> Option<String> {
-        let mut kept: BTreeMap<StreamId, u64> = BTreeMap::new();
+        let mut kept: HashMap<StreamId, u64> = HashMap::new();
         for heap in &self.heaps {
             *kept.entry(heap.stream).or_default() += heap.causes.total_bytes();
         }

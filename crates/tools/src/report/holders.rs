@@ -2,7 +2,7 @@
 //! stacks are recorded.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use super::lives::{Block, Lives};
 use crate::analysis::Callers;
@@ -40,7 +40,7 @@ pub(crate) struct Holders {
 }
 
 /// The key by which blocks are grouped.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
+#[derive(PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Key {
     Caller(u32),
     NoStack,
@@ -53,7 +53,7 @@ impl Holders {
         let is_live = |block: &&Block| block.born <= moment && moment < block.freed;
         let live = || lives.blocks.iter().filter(is_live);
         let has_stacks = live().any(|block| block.stack.is_some());
-        let mut found: BTreeMap<Key, Holder> = BTreeMap::new();
+        let mut found: HashMap<Key, Holder> = HashMap::new();
         let mut all = Self { has_stacks, ..Self::default() };
         for block in live() {
             let age = moment - block.born;
@@ -85,6 +85,8 @@ impl Holders {
             all.blocks += 1;
             all.requested_bytes = all.requested_bytes.saturating_add(block.requested_bytes);
         }
+        let mut found: Vec<_> = found.into_iter().collect();
+        found.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
         let (without_stack, with_stack): (Vec<_>, Vec<_>) =
             found.into_iter().partition(|(key, _)| matches!(key, Key::NoStack | Key::LivedBefore));
         all.without_stack = without_stack.into_iter().map(|(_, holder)| holder).collect();

@@ -2,7 +2,7 @@
 //! page's bytes are divided among the tables. If the resulting text is too long, it is built again with
 //! less detail.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use serde::{Serialize, Serializer};
 
@@ -482,7 +482,7 @@ fn stack_table(
     detail: &Detail,
 ) -> StackTable {
     let lives = parts.lives;
-    let mut weight: BTreeMap<StackId, u128> = BTreeMap::new();
+    let mut weight: HashMap<StackId, u128> = HashMap::new();
     let mut add = |stack: Option<StackId>, area: u128| {
         if let Some(stack) = stack {
             let all = weight.entry(stack).or_default();
@@ -502,7 +502,7 @@ fn stack_table(
         add(failure.stack, u128::MAX / 1_000_000);
     }
     let mut stacks: Vec<_> = weight.into_iter().collect();
-    stacks.sort_by_key(|(_, weight)| std::cmp::Reverse(*weight));
+    stacks.sort_unstable_by_key(|(stack, weight)| (std::cmp::Reverse(*weight), *stack));
     let stacks = stacks.into_iter().map(|(stack, _)| stack);
     StackTable::of(&parts.trace.stacks, callers, stacks, detail.stack_bytes)
 }

@@ -9,7 +9,7 @@ mod code;
 mod requests;
 mod segments;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use serde::Serialize;
 
@@ -93,7 +93,7 @@ impl Side {
 }
 
 /// The holder of blocks, in which blocks of two recordings can agree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Holder {
     /// Code, by its number.
     Code(u32),
@@ -239,7 +239,7 @@ impl<'a> Diff<'a> {
             caller: Option<u32>,
             stream: StreamId,
         }
-        let mut sums: BTreeMap<Holder, [Sum; 2]> = BTreeMap::new();
+        let mut sums: HashMap<Holder, [Sum; 2]> = HashMap::new();
         for (at, side) in self.sides.into_iter().enumerate() {
             for &(id, bytes) in &side.live {
                 let request = side.request_of(id).map(|index| &side.requests[index]);
@@ -265,7 +265,8 @@ impl<'a> Diff<'a> {
         let differs =
             |sums: &[Sum; 2]| sums[0].bytes != sums[1].bytes || sums[0].blocks != sums[1].blocks;
         let mut rows: Vec<_> = sums.into_iter().filter(|(_, sums)| differs(sums)).collect();
-        rows.sort_by_key(|(_, sums)| std::cmp::Reverse(sums[0].bytes.abs_diff(sums[1].bytes)));
+        let growth = |sums: &[Sum; 2]| sums[0].bytes.abs_diff(sums[1].bytes);
+        rows.sort_unstable_by_key(|(holder, sums)| (std::cmp::Reverse(growth(sums)), *holder));
         let count = rows.len() as u64;
         rows.truncate(Self::LISTED_MAX);
         let mut labels = [0, 1].map(|side| {

@@ -1,6 +1,6 @@
 //! Segments that one recording reserves and another does not, with the blocks that keep them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use super::super::causes::{Moment, find, stop_at};
 use super::super::recording::Recording;
@@ -89,7 +89,7 @@ pub(super) fn only_in_b<'a>(
         let is_private = segment.pool != PoolId::DEFAULT;
         (segment.size_bytes, segment.kind, is_private, stream_number(side, segment.stream))
     };
-    let mut counts: BTreeMap<_, usize> = BTreeMap::new();
+    let mut counts: HashMap<_, usize> = HashMap::new();
     a.iter().for_each(|segment| *counts.entry(class(0, segment)).or_default() += 1);
     let mut by_free: Vec<&HeldSegment> = b.iter().collect();
     by_free.sort_by_key(|segment| segment.free_bytes);
