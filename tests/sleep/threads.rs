@@ -70,7 +70,7 @@ fn pause_and_resume_twice(allocator: &Strategy, pool: PoolId) {
 fn work(worker: u64, host: &Host, allocator: &Strategy, tags: &[PoolId], awake: &RwLock<()>) {
     let mut rng = Rng::new(worker + 1);
     let mut held: Vec<(Allocation, u64, StreamId)> = Vec::new();
-    for step in 0..runs(50) {
+    for step in 0..runs(150) {
         if held.len() > 6 || (!held.is_empty() && rng.below(3) == 0) {
             let (block, seed, stream) = held.swap_remove(rng.below(held.len()));
             {
