@@ -270,6 +270,7 @@ impl<'a> Callers<'a> {
     /// Returns all frames as labels show them, by their numbers.
     pub(crate) fn short_frames(&self) -> Vec<Frame<'a>> {
         let files = self.program_files();
+        // Many frames share a file, so the short path of each file is determined once.
         let mut short_files: HashMap<(&str, bool), &str> = HashMap::new();
         let short = |number| {
             let (frame, kind) = (self.frame(number), self.kind(number));

@@ -280,7 +280,7 @@ fn paint(
     Ok(picture)
 }
 
-/// Returns the reserved bytes of each stream of each pool in a layout, by cause.
+/// Returns the reserved bytes of each stream of each pool in a layout, by cause. The order is arbitrary.
 fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
     let mut heaps: HashMap<(StreamId, PoolId), HeapCauses> = HashMap::new();
     for segment in layout {
