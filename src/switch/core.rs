@@ -7,10 +7,11 @@
 //! function under `state`. `scopes` is write-locked under none of these; threads that hold any of them,
 //! or a read lock of `scopes`, may read-lock it. Read next: `drain`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
+use hashbrown::HashMap;
 use log::Level;
 use parking_lot::{Mutex, RecursiveRwLock, RecursiveRwLockReadGuard};
 
@@ -68,7 +69,7 @@ pub(super) struct SwitchState {
     /// The most bytes that all allocators together may reserve.
     pub(super) limit_bytes: Option<u64>,
     pub(super) peers: Vec<DeviceId>,
-    pub(super) classes: BTreeMap<StreamId, String>,
+    pub(super) classes: HashMap<StreamId, String>,
     /// Private pools of the current allocator that were created through this type and may still have
     /// users.
     pub(super) pools: BTreeSet<PoolId>,

@@ -51,7 +51,7 @@ pub(super) struct IdleRanges {
     /// Size and address of ranges that only one stream may use.
     own: HashMap<StreamId, Sizes>,
     /// Addresses of ranges that were freed in a capture.
-    captured: BTreeSet<u64>,
+    captured: HashSet<u64>,
 }
 
 impl IdleRanges {

@@ -13,12 +13,12 @@
 //! Read next: `work` (streams and events), `ranges` (addresses and bytes), `control` (controls for
 //! tests).
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use hashbrown::HashSet;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::refusal::{Done, Refusal, check_whole, ensure, invalid, out_of_memory};
@@ -182,7 +182,7 @@ struct State {
     pools: Pools,
     pinned: Pinned,
     /// Other devices for which access was enabled.
-    peers: BTreeSet<DeviceId>,
+    peers: HashSet<DeviceId>,
     /// The memory behind the addresses. `None`: there is none.
     backing: Option<Arc<dyn Backing>>,
 }
@@ -229,7 +229,7 @@ impl<K: Kind> SimulatedDevice<K> {
             graphs: Graphs::default(),
             pools: Pools::new(backing.clone()),
             pinned: Pinned::default(),
-            peers: BTreeSet::new(),
+            peers: HashSet::new(),
             options,
             backing,
         };
