@@ -378,7 +378,7 @@ class StartUp(unittest.TestCase):
 
     def run_python(self, *words, value=None, path=()):
         environment = {name: text for name, text in os.environ.items() if not name.startswith("STRATALLOC_WATCH")}
-        environment["PYTHONPATH"] = os.pathsep.join([str(self.folder), str(ROOT / "python"), *path])
+        environment["PYTHONPATH"] = os.pathsep.join([str(self.folder), str(self.packages), str(ROOT / "python"), *path])
         if value is not None:
             environment["STRATALLOC_WATCH"] = value
         return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
@@ -416,8 +416,8 @@ class StartUp(unittest.TestCase):
         done = self.run_python("-c", "print('good')", value="1")
         self.assertEqual((done.stdout, done.stderr), ("good\n", ""))
         self.torch.write_text("raise ImportError('no libcuda')")
-        code = "import pathlib\ntry: import torch\nexcept ImportError as e: print(e)\n"
-        code += f"pathlib.Path({str(self.torch)!r}).unlink()\nimport importlib; importlib.invalidate_caches(); import torch"
+        code = "try: import torch\nexcept ImportError as e: print(e)\n"
+        code += "import sys; sys.path.clear()\nimport torch"
         done = self.run_python("-c", code, value="1")
         self.assertEqual(done.stdout, "no libcuda\n")
         self.assertIn("ModuleNotFoundError: No module named 'torch'", done.stderr)
