@@ -1,9 +1,9 @@
-//! CUDA events that must pass before freed memory can be reused.
+//! CUDA events that must complete before freed memory can be reused.
 //!
 //! An item, such as a freed block, may have to wait for work of several streams. The allocator records
 //! one event on each stream and pushes the events together with the item ([`EventQueue::push`]). The
-//! queue reports each event that has passed once. Events of one stream pass in order, so only the
-//! oldest is queried. Each thread's per-thread default stream has a queue of its own. Passed events are
+//! queue reports each completed event once. Events of one stream complete in order, so only the
+//! oldest is queried. Each thread's per-thread default stream has a queue of its own. Completed events are
 //! reused.
 //!
 //! Source: the rules of PyTorch's `record_stream`.
@@ -235,7 +235,7 @@ impl<T: Copy> EventQueue<T> {
     }
 }
 
-/// Returns true if the error is that of a call which a capture prevents.
+/// Returns true if the call failed because a stream capture is active.
 fn is_captures(error: &DriverError) -> bool {
     error.kind() == DriverErrorKind::CaptureActive
 }

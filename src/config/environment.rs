@@ -45,7 +45,7 @@ pub fn from_process(table: &KeyTable) -> Result<FromEnvironment, EnvironmentErro
         let error = Box::new(ConfigError::new("", span, "text in UTF-8"));
         return Err(EnvironmentError { variable, text, error });
     }
-    // Lossy, because the texts of ignored variables are only compared with the text in use.
+    // Lossy: the text in use is UTF-8 (checked above), and the others are only compared with it.
     let lossy = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
     from_environment(table, lossy)
 }

@@ -174,7 +174,7 @@ impl<'v, 't> Reader<'v, 't> {
         number.ok_or_else(|| self.wrong(token.span))
     }
 
-    /// Parses a number of MiB, or a size with a unit that is a whole number of MiB.
+    /// Parses a whole number of MiB. With a unit, the size must be a multiple of 1 MiB.
     fn mib(&self, legal: impl Fn(u64) -> bool, range: &str) -> Result<u64, ConfigError> {
         let token = self.word()?;
         let sized = || {

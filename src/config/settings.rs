@@ -43,8 +43,8 @@ pub struct Settings {
     pub release_lock_on_device_allocate: bool,
     /// `graph_capture_record_stream_reuse`.
     pub graph_capture_record_stream_reuse: bool,
-    /// `per_process_memory_fraction`, in [0, 1]. 1 means no limit. Read once, when an allocator is
-    /// built. A switchable allocator also applies it from later strings.
+    /// `per_process_memory_fraction`, in [0, 1]. 1 means no limit. Read when an allocator is
+    /// built. In a configuration string that is applied later, only a `Switchable` allocator obeys it.
     pub per_process_memory_fraction: f64,
     /// `throw_on_cudamalloc_oom`.
     pub throw_on_device_oom: bool,

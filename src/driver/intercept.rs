@@ -130,8 +130,8 @@ fn device_address<I: Interceptor + ?Sized>(
     (device, if is_own { interceptor.address(address) } else { address })
 }
 
-/// Returns the error for a part that the inner driver lacks. A caller gets this error only if it calls
-/// the method without the accessor of the part, which returns `None` in that case.
+/// Returns the error for an optional interface that the inner driver lacks. A caller gets this error only if
+/// it calls the method without the accessor of the interface, which returns `None` in that case.
 #[cold]
 pub fn lacking(call: Call) -> DriverError {
     let message = "the wrapped driver lacks this part";

@@ -1,4 +1,5 @@
-//! The part for pinned memory of the program: memory that the device copies from and to by itself.
+//! A driver's optional interface for pinned memory of the program: memory that the device copies from and to
+//! by itself.
 
 use super::DriverResult;
 use crate::ids::StreamId;

@@ -246,7 +246,7 @@ impl Heap {
         block.links[0] = Slot(events);
     }
 
-    /// Counts one passed event of a draining block. Returns true if it was the last; the caller then
+    /// Counts one completed event of a draining block. Returns true if it was the last; the caller then
     /// calls [`complete`](Self::complete).
     pub(crate) fn event_passed(&mut self, slot: Slot) -> bool {
         let block = self.slab.get_mut(slot);

@@ -130,8 +130,9 @@ impl<'a> Share<'a> {
         }
     }
 
-    /// Copies the bytes from the first to the last part from a buffer to their place. `scratch` has the size
-    /// of a buffer if the place is a file.
+    /// Copies this share's bytes from the pinned buffer to its place. Memory gets one copy, from the start of
+    /// the first part to the end of the last one; files get only the parts. For files, `scratch` has the size
+    /// of a buffer.
     fn store(
         &mut self,
         memory: &dyn PinnedMemory,
@@ -155,8 +156,7 @@ impl<'a> Share<'a> {
         Ok(())
     }
 
-    /// Copies the bytes from the first to the last part from their place to a buffer. See
-    /// [`store`](Self::store).
+    /// Copies this share's bytes from its place to the pinned buffer. See [`store`](Self::store).
     fn load(
         &self,
         memory: &dyn PinnedMemory,

@@ -397,7 +397,7 @@ impl Engine {
         self.history.push_all(cell.number.into(), &events);
     }
 
-    /// Counts one passed event of a draining block, and makes the block free if it was the last.
+    /// Counts one completed event of a draining block, and makes the block free if it was the last.
     #[inline]
     pub(super) fn complete(&self, cell: &HeapCell, slot: Slot) {
         let mut state = cell.lock();

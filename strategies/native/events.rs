@@ -198,7 +198,7 @@ impl Engine {
         finished.and(unless_captured(drained))
     }
 
-    /// Handles one passed event of a block; the last one frees the block.
+    /// Counts one completed event of a block that waits to become free. The last event frees the block.
     #[inline]
     pub(super) fn pass(&self, block: Waiting) {
         self.attention.0.fetch_sub(1, Ordering::Relaxed);

@@ -126,7 +126,7 @@ impl Locked<'_> {
         Some(serial)
     }
 
-    /// Counts one passed event of a draining block. Returns true if it was the last.
+    /// Counts one completed event of a draining block. Returns true if it was the last.
     pub(super) fn event_passed(&mut self, address: u64) -> bool {
         self.get_mut(address).is_some_and(|block| {
             block.events = block.events.checked_sub(1).expect("each event passes once");

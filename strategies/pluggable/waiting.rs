@@ -140,7 +140,7 @@ impl PluggableAllocator {
         self.waiting.queue.push(&*self.driver, recorded, name);
     }
 
-    /// Handles one passed event of a draining block. After the last one, the block is ready to be freed.
+    /// Handles one completed event of a draining block. After the last event, the block is ready to be freed.
     fn event_passed(&self, name: Name) {
         if self.table.lock(name.address).event_passed(name.address) {
             self.waiting.passed.lock().push_back(name);

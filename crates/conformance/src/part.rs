@@ -246,8 +246,8 @@ impl<D: Driver> Interceptor for Share<D> {
         DeviceInfo { total_bytes: self.total_bytes, ..inner.info() }
     }
 
-    /// Offers only virtual memory and pools. All other interfaces are hidden, because the part does not count
-    /// their resources.
+    /// Offers only virtual memory and memory pools of the inner device. Hides the other optional interfaces,
+    /// because a [`Part`] does not count what is allocated through them.
     fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
         let Parts { virtual_memory, memory_pools, .. } = parts;
         Parts { virtual_memory, memory_pools, ..Parts::default() }

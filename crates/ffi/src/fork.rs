@@ -26,8 +26,8 @@ thread_local! {
     static HELD_LOCKS: Lasting<HeldLocks> = const { Lasting::new(Vec::new()) };
 }
 
-/// Returns true in a forked child of a process that used the library. Such a child may still call
-/// functions that free blocks of the parent's allocators. These allocators do not exist in the child.
+/// Returns true in a forked child of a process that used the library. The child has abandoned the parent's
+/// allocators. If it frees one of their blocks, the call does nothing and is not an error.
 pub(super) fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed)
 }

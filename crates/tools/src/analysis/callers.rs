@@ -140,7 +140,8 @@ impl<'a> Callers<'a> {
         u32::try_from(self.callers.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns true for a stack of autograd's engine without code of the program.
+    /// Returns true if the caller's stack has frames of autograd's engine, and none of the program, of
+    /// libraries or of compiled code.
     pub(crate) fn is_engine(&self, caller: u32) -> bool {
         self.callers[caller as usize].is_engine
     }
