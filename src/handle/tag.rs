@@ -48,7 +48,8 @@ impl Handle {
     /// # Errors
     ///
     /// [`SleepError::NotSupported`] when the current strategy has no tags. [`SleepError::OtherOptions`] when
-    /// the tag exists with other options. [`SleepError::Pool`] when the device has no virtual memory.
+    /// the tag exists with other options; options without a directory accept any, because it may have been
+    /// set since. [`SleepError::Pool`] when the device has no virtual memory.
     pub fn tag(&self, options: TagOptions) -> Result<Tag, SleepError> {
         if let Some(tag) = self.known_tag(&options)? {
             return Ok(tag);
@@ -69,7 +70,8 @@ impl Handle {
         let Some((pool, tag)) = tags.find(|(_, tag)| tag.options.name == options.name) else {
             return Ok(None);
         };
-        if tag.options != *options {
+        let directory = options.directory.clone().or_else(|| tag.options.directory.clone());
+        if tag.options != (TagOptions { directory, ..options.clone() }) {
             return Err(SleepError::OtherOptions { name: tag.options.name });
         }
         self.switchable().retain_pool(pool)?;

@@ -60,8 +60,11 @@ fn a_directory_that_is_not_there_leaves_the_tag_awake() {
     let tags = sleeping(&allocator);
     let pause = || tags.pause(TAG, &PauseOptions::default());
     match pause() {
-        Err(SleepError::Disk { directory: named, size_bytes, .. }) => {
-            assert_eq!((named, size_bytes), (directory, 3 * MIB));
+        Err(error @ SleepError::Disk { .. }) => {
+            let text = error.to_string();
+            let shown = format!("a backup of {} bytes in files in {directory:?}: ", 3 * MIB);
+            assert!(text.starts_with(&shown), "{text}");
+            assert!(text.ends_with(": No such file or directory (code 2)"), "{text}");
         }
         other => panic!("{other:?}"),
     }
@@ -89,6 +92,22 @@ fn a_directory_that_is_not_there_leaves_the_tag_awake() {
     allocator.give(block);
     let unknown = PoolId { user: 999, ..TAG };
     tags.set_directory(unknown, None).unwrap_err();
+}
+
+#[test]
+fn a_tag_is_found_again_after_its_directory_changed() {
+    let folder = Folder::new("tag-found");
+    let handle = stratalloc::build("backend:native", host()).unwrap();
+    let tag = handle.tag(TagOptions::host("weights")).unwrap();
+    let sleeping = handle.control().sleeping.expect("native has tags");
+    sleeping.set_directory(tag.pool(), Some(&folder.0)).unwrap();
+    for same in [TagOptions::host("weights"), on_disk(&folder)] {
+        assert_eq!(handle.tag(same).unwrap().pool(), tag.pool());
+    }
+    let directory = Some(folder.0.join("other"));
+    for other in [TagOptions { directory, ..on_disk(&folder) }, TagOptions::dropped("weights")] {
+        assert!(matches!(handle.tag(other), Err(SleepError::OtherOptions { .. })));
+    }
 }
 
 #[test]
