@@ -81,14 +81,15 @@ impl Files {
         provide(file, size_bytes).map_err(|error| ("fallocate", error))
     }
 
-    /// Writes bytes from a position on, all of them inside one run.
+    /// Writes bytes from a position of the backup on. They must lie inside one [`Run`](super::backup::Run),
+    /// so that one file contains them.
     pub(super) fn write(&self, position: u64, bytes: &[u8]) -> Result<(), SleepError> {
         let (file, offset) = self.place_of(position);
         write_all_at(file, bytes, offset)
             .map_err(|error| self.failed(self.bytes(), "write", &error))
     }
 
-    /// Reads bytes from a position on, all of them inside one run.
+    /// Reads bytes from a position on. They must lie inside one run, as for [`write`](Self::write).
     pub(super) fn read(&self, position: u64, into: &mut [u8]) -> Result<(), SleepError> {
         let (file, offset) = self.place_of(position);
         read_exact_at(file, into, offset).map_err(|error| self.failed(self.bytes(), "read", &error))
@@ -101,7 +102,8 @@ impl Files {
         done.map_err(|error| self.failed(self.bytes(), "fdatasync", &error))
     }
 
-    /// Releases the disk space of positions inside one run, if the file system supports that.
+    /// Releases the disk space of a range of positions, if the file system supports that. The range must lie
+    /// inside one run, as for [`write`](Self::write).
     pub(super) fn discard(&self, positions: &Range<u64>) {
         let (file, offset) = self.place_of(positions.start);
         punch(file, offset, positions.end - positions.start);
@@ -124,11 +126,14 @@ impl Files {
         );
         let kind = if is_full { DriverErrorKind::OutOfMemory } else { DriverErrorKind::Other };
         let code = error.raw_os_error().map_or(0, i64::from);
+        // The driver's error adds its code itself.
+        let text = error.to_string();
+        let message = text.strip_suffix(&format!(" (os error {code})")).unwrap_or(&text);
         SleepError::Disk {
             directory: self.directory.clone(),
             size_bytes,
             available_bytes: if is_full { free_bytes(&self.directory) } else { None },
-            source: DriverError::new(kind, call, code, error.to_string()),
+            source: DriverError::new(kind, call, code, message.to_owned()),
         }
     }
 }
