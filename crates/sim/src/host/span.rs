@@ -39,13 +39,23 @@ impl Span {
     }
 
     /// Copies `from` to the span, up to the shorter length.
-    pub(super) fn write(&self, from: &[u8]) {
-        self.bytes().zip(from).for_each(|(to, from)| to.store(*from, Ordering::Relaxed));
+    pub(super) fn write(&self, mut from: &[u8]) {
+        for part in &self.0 {
+            part.bytes().iter().zip(from).for_each(|(to, from)| to.store(*from, Ordering::Relaxed));
+            from = from.get(part.count..).unwrap_or_default();
+        }
     }
 
     /// Copies the span to `to`, up to the shorter length.
-    pub(super) fn read(&self, to: &mut [u8]) {
-        to.iter_mut().zip(self.bytes()).for_each(|(to, from)| *to = from.load(Ordering::Relaxed));
+    pub(super) fn read(&self, mut to: &mut [u8]) {
+        for part in &self.0 {
+            let (first, rest) = to.split_at_mut(part.count.min(to.len()));
+            first
+                .iter_mut()
+                .zip(part.bytes())
+                .for_each(|(to, from)| *to = from.load(Ordering::Relaxed));
+            to = rest;
+        }
     }
 
     /// Copies another span to this one, up to the shorter length, in ascending order of addresses.
