@@ -326,8 +326,8 @@ pub struct OutOfMemory {
     pub device_free_bytes: Option<u64>,
     /// Total memory of the device. `None` if the driver did not report it.
     pub device_total_bytes: Option<u64>,
-    /// The most bytes that this allocator may reserve, if it is limited. In the report of a layer: the
-    /// most live bytes.
+    /// The limit on the bytes that this allocator reserves, if it has one. For `cudaMallocAsync`, and if
+    /// `layers::limit` refused the request, it is a limit on the bytes of live blocks instead.
     pub limit_bytes: Option<u64>,
     /// Bytes of live blocks, without those of tags that sleep.
     pub allocated_bytes: u64,

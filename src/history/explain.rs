@@ -4,7 +4,7 @@
 use super::record::History;
 use crate::error::OutOfMemory;
 
-/// The most stack frames listed for each holder.
+/// The maximum number of stack frames listed for each group of live blocks with the same call stack.
 const FRAMES_MAX: usize = 4;
 
 impl History {

@@ -47,7 +47,8 @@ struct State {
     behind: HashMap<StreamId, Behind>,
 }
 
-/// The graph nodes found so far for one stream, in one capture.
+/// The last nodes of one stream in one capture, and all nodes on which they depend, as of the latest search
+/// of the graph.
 #[derive(Debug)]
 struct Behind {
     capture: u64,

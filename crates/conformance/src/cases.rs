@@ -293,8 +293,8 @@ impl Case<'_> {
     }
 }
 
-/// Allocates blocks of `piece` bytes until the allocator is out of memory, and returns their number. Returns
-/// `None` if it is not after blocks of twice the device's size.
+/// Allocates blocks of `piece` bytes until the allocator is out of memory, and returns how many succeeded.
+/// Returns `None` if it can still allocate once the blocks add up to twice the device's memory.
 fn fill(fixture: &mut Fixture<'_>, piece: u64) -> Result<Option<u64>, String> {
     let lines = fixture.lines.len();
     let mut count = 0;

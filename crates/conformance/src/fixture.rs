@@ -26,7 +26,7 @@ const STREAMS: usize = 3;
 /// The effect of an operation.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// A block was allocated; it is the last of the model's live blocks.
+    /// A block was allocated. It is the last element of `Model::live`.
     Got,
     /// Cached free memory was released to the driver.
     Emptied,

@@ -124,7 +124,8 @@ impl<'a> Callers<'a> {
         if others.is_empty() { library } else { others }
     }
 
-    /// Returns the number of a stack's caller. Stacks of the same code have the same number.
+    /// Returns the index of the caller to which a stack belongs. Stacks of requests by the same code have one
+    /// index. Returns 0 for an unknown stack.
     pub(crate) fn of_stack(&self, stack: StackId) -> u32 {
         self.of_stacks.get(stack.index()).copied().unwrap_or(0)
     }
