@@ -346,7 +346,7 @@ impl History {
                     open.insert(at, Entry { event: *event, moment, context });
                     at
                 }
-                // The entry is built in place, because it is longer than a cache line.
+                // The entry is built in place, because it is larger than a cache line.
                 _ => {
                     open.push(Entry { event: *event, moment, context });
                     open.len() - 1

@@ -149,7 +149,7 @@ impl SavedContents {
         self.blocks.retain(|address, _| is_live(*address));
     }
 
-    /// Returns the ordinary memory or the files if no block is left.
+    /// Removes and returns the ordinary memory or the files if no block is left.
     pub(super) fn take_unused(&mut self) -> Option<Unkept> {
         if self.blocks.is_empty() { self.unkept.take() } else { None }
     }

@@ -231,8 +231,9 @@ impl Recording for Engine {
         &self.history
     }
 
-    /// See [`Recording::snapshot`](crate::allocator::Recording::snapshot). Locks all heaps at once, under
-    /// the growth lock: without it, no thread that holds a heap's lock waits for that of another heap.
+    /// See [`Recording::snapshot`](crate::allocator::Recording::snapshot). Holds the growth lock and
+    /// then the locks of all heaps. This cannot deadlock, because only a thread that holds the growth lock
+    /// may wait for the lock of a second heap.
     fn snapshot(&self) -> Snapshot {
         // Frees are recorded after their heap was unlocked. No lock is held while this waits for them,
         // because a stack provider may allocate. The number of tries is bounded, because stack providers

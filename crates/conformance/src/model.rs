@@ -69,7 +69,8 @@ pub(super) struct Model {
     pub(super) live: Vec<Live>,
     /// Freed blocks whose memory may still be used by work.
     pub(super) freed: Vec<Freed>,
-    /// Names and handles of freed blocks, the latest last, for illegal calls.
+    /// The last freed blocks, the latest last: the number of each in printed lines, and its handle. The test
+    /// frees these handles a second time, which the allocator must refuse.
     pub(super) stale: Vec<(usize, Allocation)>,
     /// The number of allocations so far.
     pub(super) handed_out: usize,

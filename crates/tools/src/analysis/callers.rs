@@ -202,8 +202,8 @@ impl<'a> Callers<'a> {
         labels
     }
 
-    /// Adds a frame to the label of each of these rows, which are equal so far. Returns the rows that had a
-    /// further frame.
+    /// Adds a frame to the label of each of these rows, whose labels are equal so far. Returns the rows that
+    /// had a further frame.
     fn longer(&self, callers: &[u32], rows: &[usize], shown: &mut [Shown]) -> Vec<usize> {
         let caller = |row: usize| &self.callers[callers[row] as usize];
         let is_library = rows.iter().any(|&row| caller(row).library != caller(rows[0]).library);

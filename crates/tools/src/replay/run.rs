@@ -94,7 +94,8 @@ impl LaneWork {
         self.waiting.len()
     }
 
-    /// Delays the lane's work from now on. Called before a block that the lane uses is freed.
+    /// Holds back all work that is submitted to this lane from now on. Called before the free of a block that
+    /// the lane uses, so that the block is still in use when it is freed.
     fn hold(&self, lane: StreamId) -> DriverResult<()> {
         self.work_gate.hold(lane)
     }
