@@ -227,8 +227,9 @@ impl fmt::Debug for dyn PrivatePools + '_ {
     }
 }
 
-/// A private pool. Dropping it removes its user and releases the pool's free memory. Memory of live
-/// blocks is released after they are freed, the next time the allocator releases memory.
+/// A private pool. Dropping it removes its user. If the pool then has no other user, such as an open scope
+/// or a [`PoolHold`], its free memory is released to the driver. What is left when the last user is
+/// removed is released after its blocks are freed, the next time the allocator releases memory.
 #[must_use = "dropping it releases the pool"]
 #[derive(Debug)]
 pub struct MemoryPool<'a> {

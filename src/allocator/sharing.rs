@@ -37,13 +37,15 @@ pub trait Sharing: Send + Sync {
         Err(SharingError::NotSupported { what: "blocks by bare address" })
     }
 
-    /// Maps a block of another process, with access for this device and its peers. Reserves address
-    /// space only for the shared range. Opening the same pages again while they are open returns the
-    /// same mapping. A process may open its own block of pages, which then has a second address. It may
-    /// not open its own block of a plain allocation.
+    /// Maps a block of another process, with access for this device and its peers. For a block of an
+    /// expandable segment, maps only the pages that contain the block; for a block of a fixed segment,
+    /// the whole segment. Opening the same memory again while it is open returns the same mapping. A
+    /// process may open its own block of an expandable segment, which then has a second address. It may
+    /// not open its own block of a fixed segment.
     ///
-    /// Fails if the owner has freed the block and released its pages. Blocks that were opened before
-    /// that stay valid. May wait some seconds for the other process, and for the driver.
+    /// Fails if the owner has freed the block and released its memory, unless this allocator still has
+    /// that memory open. Blocks that were opened before that stay valid. May wait some seconds for the
+    /// other process, and for the driver.
     ///
     /// # Errors
     ///
