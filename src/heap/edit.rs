@@ -142,9 +142,11 @@ impl Heap {
         Some(out)
     }
 
-    /// Returns the smallest free block that is large enough for `rounded_bytes`, with the lowest key among
-    /// equal sizes. If the rules refuse it, the result is `None`: later blocks are larger and are refused
-    /// too. Exception: the rules may exempt later blocks of expandable segments.
+    /// Returns the smallest free block that is large enough for `rounded_bytes`, with the lowest key
+    /// among equal sizes. If the rules refuse it, returns `None`, because they refuse all larger blocks
+    /// too. Expandable segments are an exception: if the rules do not allow their blocks, these are
+    /// skipped. If they do, a block with no gap behind it may be preferred to a smaller one that could
+    /// still grow, and the rules for oversize blocks may not apply to them.
     #[must_use]
     pub(crate) fn best_fit(
         &self,

@@ -61,7 +61,7 @@ pub struct Verification {
 pub enum Misfit {
     /// The replay released memory or failed where the recorded allocator allocated a segment.
     TooLow,
-    /// The replay allocated a segment where the recorded allocator released memory or failed.
+    /// The replay kept or allocated memory that the recorded allocator released or could not allocate.
     TooHigh,
 }
 
