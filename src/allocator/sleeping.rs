@@ -229,7 +229,7 @@ pub enum SleepError {
     /// The allocator has no tags.
     #[error("this allocator has no memory that sleeps: use backend:native without align and guard")]
     NotSupported,
-    /// A graph is being captured, so the calls would break the capture.
+    /// A graph is being captured. Pausing or resuming now would break the capture.
     #[error("pool {pool} cannot be paused or resumed while a graph is captured")]
     Capturing {
         /// The pool.

@@ -246,7 +246,7 @@ impl Heap {
         self.put_out_of_reach(slot);
     }
 
-    /// Marks a block as draining, so that it serves no request and no checkpoint treats it as live.
+    /// Marks a block as draining. Then it serves no request, and checkpoints do not treat it as live.
     fn put_out_of_reach(&mut self, slot: Slot) {
         self.slab.get_mut(slot).state = BlockState::Draining;
         self.wait_for(slot, 1);

@@ -1,9 +1,10 @@
 //! Files with the saved contents of a tag.
 //!
-//! A file has the bytes of one run, or of several neighbouring ones if there are many. It is read and
-//! written at offsets, so that a full disk or a failed device is an error of that call, and no signal. Its
-//! name is visible while the tag sleeps. The files are removed with this value; a process that is killed
-//! leaves them.
+//! A *position* is an offset in the whole backup, and a *run* is a range of addresses that is saved at
+//! adjacent positions (see `backup`). A file has the bytes of one run, or of several neighbouring ones if
+//! there are many. It is read and written at offsets, so that a full disk or a failed device is an error of
+//! that call, and no signal. Its name is visible while the tag sleeps. The files are removed with this
+//! value; a process that is killed leaves them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -42,8 +43,8 @@ struct PositionsFile {
 }
 
 impl Files {
-    /// Creates files for the positions of these runs, which are in the order of their positions. Allocates
-    /// their disk space, if the file system supports that. May wait for the disk.
+    /// Creates the files that hold `runs`, which must be in ascending order of position. Allocates the
+    /// files' disk space, if the file system supports that. May wait for the disk.
     ///
     /// # Errors
     ///

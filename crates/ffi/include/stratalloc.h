@@ -878,8 +878,8 @@ stratalloc_status stratalloc_expandable_segments(uint64_t handle,
                                                  stratalloc_expandable_visitor visit,
                                                  void *user);
 
-// Assigns a stream to a class that the setting `expandable_segments_reserve_by_class` defines. Null
-// removes the stream from its class. Applies to segments that are reserved later.
+// Assigns a stream to a class that the setting `expandable_segments_reserve_by_class` defines. A null
+// `class_name` removes the stream from its class. Applies to segments that are reserved later.
 //
 // # Safety
 //

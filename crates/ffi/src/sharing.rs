@@ -141,8 +141,8 @@ pub unsafe extern "C" fn stratalloc_expandable_segments(
     })
 }
 
-/// Assigns a stream to a class that the setting `expandable_segments_reserve_by_class` defines. Null
-/// removes the stream from its class. Applies to segments that are reserved later.
+/// Assigns a stream to a class that the setting `expandable_segments_reserve_by_class` defines. A null
+/// `class_name` removes the stream from its class. Applies to segments that are reserved later.
 ///
 /// # Safety
 ///
