@@ -228,8 +228,8 @@ impl fmt::Debug for dyn PrivatePools + '_ {
 }
 
 /// A private pool. Dropping it removes its user. If the pool then has no other user, such as an open scope
-/// or a [`PoolHold`], its free memory is released to the driver. What is left when the last user is
-/// removed is released after its blocks are freed, the next time the allocator releases memory.
+/// or a [`PoolHold`], its free memory is released to the driver. The memory that live blocks then keep
+/// is released after they are freed, the next time the allocator releases memory.
 #[must_use = "dropping it releases the pool"]
 #[derive(Debug)]
 pub struct MemoryPool<'a> {

@@ -60,10 +60,9 @@ fn a_directory_that_is_not_there_leaves_the_tag_awake() {
     let tags = sleeping(&allocator);
     let pause = || tags.pause(TAG, &PauseOptions::default());
     match pause() {
-        Err(error @ SleepError::Disk { .. }) => {
-            let text = error.to_string();
-            let shown = format!("a backup of {} bytes in files in {directory:?}: ", 3 * MIB);
-            assert!(text.starts_with(&shown), "{text}");
+        Err(SleepError::Disk { directory: named, size_bytes, source, .. }) => {
+            assert_eq!((named, size_bytes), (directory, 3 * MIB));
+            let text = source.to_string();
             assert!(text.ends_with(": No such file or directory (code 2)"), "{text}");
         }
         other => panic!("{other:?}"),

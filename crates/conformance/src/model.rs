@@ -69,7 +69,7 @@ pub(super) struct Model {
     pub(super) live: Vec<Live>,
     /// Freed blocks whose memory may still be used by work.
     pub(super) freed: Vec<Freed>,
-    /// The last freed blocks, the latest last: the number of each in printed lines, and its handle. The test
+    /// Recently freed blocks, the latest last: the number of each in printed lines, and its handle. The test
     /// frees these handles a second time, which the allocator must refuse.
     pub(super) stale: Vec<(usize, Allocation)>,
     /// The number of allocations so far.
