@@ -35,6 +35,11 @@ impl Bin {
         self.0.first
     }
 
+    /// Returns true if it has no block and no root.
+    pub(super) const fn is_empty(self) -> bool {
+        self.0.first.is_none() && self.is_single()
+    }
+
     /// Returns true if there is at most one block.
     #[inline(always)]
     pub(super) const fn is_single(self) -> bool {

@@ -65,7 +65,9 @@ impl FreeIndex {
     pub(super) fn is_sound(&self, blocks: &[Block]) -> bool {
         self.0.as_ref().is_none_or(|bins| {
             bins.bins.iter().enumerate().all(|(at, bin)| {
-                bin.is_sound(blocks) && bins.filled.contains(at) != bin.first().is_none()
+                let is_filled = bins.filled.contains(at);
+                // Most bins are empty.
+                if bin.is_empty() { !is_filled } else { is_filled && bin.is_sound(blocks) }
             })
         })
     }

@@ -7,12 +7,17 @@ use crate::common::prelude::*;
 const SWITCHES: usize = 1000;
 const THREADS: u64 = 4;
 const HELD_MAX: usize = 24;
+/// The most steps of all threads per switch. A thread that wants a lock while others take it all the time
+/// would wait for milliseconds.
+const STEPS_MAX: u64 = 200;
 
 struct Scene {
     switchable: Switchable,
     claims: Claims,
     stop: AtomicBool,
     steps: AtomicU64,
+    /// The number of steps at which the threads wait for the next switch.
+    pause_at: AtomicU64,
 }
 
 impl Scene {
@@ -44,6 +49,9 @@ impl Scene {
                 held.push(self.take(&mut rng, stream));
             }
             self.steps.fetch_add(1, SeqCst);
+            while self.steps.load(SeqCst) > self.pause_at.load(SeqCst) && !self.stop.load(SeqCst) {
+                thread::sleep(Duration::from_micros(50));
+            }
         }
         held
     }
@@ -57,8 +65,13 @@ fn thousand_switches<B: Base>(confs: &[&str], invariants: bool) {
     let streams: Vec<_> = (0..THREADS).map(|_| driver.create_stream().expect("streams")).collect();
     let switchable = Switchable::build(&config, driver, BuildOptions::default());
     let switchable = switchable.expect("the device can do it");
-    let (claims, stop, steps) = (Claims::default(), AtomicBool::new(false), AtomicU64::new(0));
-    let scene = Arc::new(Scene { switchable, claims, stop, steps });
+    let scene = Arc::new(Scene {
+        switchable,
+        claims: Claims::default(),
+        stop: AtomicBool::new(false),
+        steps: AtomicU64::new(0),
+        pause_at: AtomicU64::new(STEPS_MAX),
+    });
     let threads: Vec<_> = streams
         .iter()
         .zip(1..)
@@ -70,8 +83,9 @@ fn thousand_switches<B: Base>(confs: &[&str], invariants: bool) {
     for round in 1..=SWITCHES {
         scene.switchable.switch(confs[round % confs.len()]).expect("a good string");
         // Lets some work run under each allocator before the next switch.
-        let until = scene.steps.load(SeqCst) + (round % 7) as u64;
-        while scene.steps.load(SeqCst) < until {
+        let steps = scene.steps.load(SeqCst);
+        scene.pause_at.store(steps + STEPS_MAX, SeqCst);
+        while scene.steps.load(SeqCst) < steps + (round % 7) as u64 {
             thread::yield_now();
         }
     }

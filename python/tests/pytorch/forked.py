@@ -4,6 +4,7 @@ longer than all calls. Each call runs in a forked process, which exits as a Pyth
 usage: forked.py CONFIGURATION..    (the environment as for calls.py)
 """
 
+import gc
 import os
 import pathlib
 import runpy
@@ -62,6 +63,8 @@ def main(configurations):
         with mock.patch("subprocess.run", run):
             sys.exit(calls(conf))
 
+    # At its exit, each process would collect garbage among all of PyTorch's objects.
+    gc.freeze()
     children = [forked(lambda conf=conf: all_calls(conf)) for conf in configurations]
     return max([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children])
 

@@ -337,7 +337,9 @@ impl Account {
         let [live, active, live_of_both, active_of_both] = *beyond;
         let least = live.min(active).min(live_of_both.min(active_of_both));
         self.room[counter] += least;
-        *beyond = beyond.map(|beyond| beyond - least);
+        for beyond in &mut *beyond {
+            *beyond -= least;
+        }
         let has_beyond = any(*beyond) != 0;
         self.has_beyond &= !(1 << counter);
         self.has_beyond |= u8::from(has_beyond) << counter;

@@ -2,13 +2,20 @@
 //! which uses the page and returns the results. With `STRATALLOC_TIMES=1` each reaction must take at
 //! most 100 ms.
 
+use std::sync::LazyLock;
+
 use super::super::advise::recording_that_begins_late;
 use super::super::*;
 use super::made;
 use crate::common::prelude::*;
 
-/// Returns an installed browser that starts. Without one, prints that the test is skipped.
+/// Returns an installed browser that starts. Without one, prints that the tests are skipped.
 pub(super) fn chromium() -> Option<PathBuf> {
+    static FOUND: LazyLock<Option<PathBuf>> = LazyLock::new(find_chromium);
+    FOUND.clone()
+}
+
+fn find_chromium() -> Option<PathBuf> {
     let Some(browser) = installed() else {
         eprintln!("skipped: no Chromium");
         return None;
