@@ -4,7 +4,8 @@
 //! A [`Recording`] is read once. It holds the requests, the configuration, the limit and the figures.
 //! [`measure`] replays it on a device of a given [`Capacity`]. [`Need::search`] replays it on many
 //! devices to find the smallest on which no request fails. [`Picture::take`] classifies the reserved
-//! bytes at a moment. [`Advice::search`] searches for a setting that needs a smaller device.
+//! bytes at a moment. [`Advice::search`] searches for a setting that needs a smaller device. `forecast`
+//! derives the requests of a program at another size from recordings at small ones.
 //!
 //! Everything runs on the simulated device; nothing uses a real one, and nothing prints. Calls take
 //! milliseconds to about a minute, some of them on all processors, and wait for nothing else.
@@ -34,6 +35,7 @@ mod causes;
 mod device;
 mod diff;
 mod figures;
+mod forecast;
 mod headline;
 mod holders;
 mod limit;
@@ -55,6 +57,7 @@ pub use causes::{Causes, Failed, HeapCauses, Moment, Picture};
 pub(crate) use device::{counted, open_sim};
 pub(crate) use diff::{Diff, Growth, KeptSegment, ShownRequest, Side, difference};
 pub use figures::Figures;
+pub(crate) use forecast::{Forecast, ForecastError, Sample, Sizes, VALUE_MAX};
 pub use headline::Headline;
 pub(crate) use headline::with_failed;
 pub(crate) use holders::CodeHolder;

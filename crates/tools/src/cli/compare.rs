@@ -34,7 +34,7 @@ pub(crate) struct Compare {
 }
 
 /// The default configurations. Each of them saves memory for some programs.
-const DEFAULT_CONFS: [&str; 7] = [
+pub(super) const DEFAULT_CONFS: [&str; 7] = [
     "backend:native",
     "backend:native,expandable_segments:True",
     "backend:native,compat:pytorch",
@@ -56,7 +56,7 @@ struct Row {
 }
 
 /// A configuration string with the parsed configuration.
-type NamedConf = (String, Config);
+pub(super) type NamedConf = (String, Config);
 
 pub(crate) fn run(args: &Compare) -> Result<Outcome> {
     let texts: Vec<String> = if args.conf.is_empty() {
@@ -119,7 +119,11 @@ fn for_torch(mut confs: Vec<NamedConf>, args: &Compare) -> Vec<NamedConf> {
 
 /// Returns the configurations to compare on a recording, each once. If the user chose none, these
 /// include the recorded configuration, with this library's rules and with PyTorch's.
-fn with_own(confs: &[NamedConf], add_own: bool, recording: &Recording) -> Vec<NamedConf> {
+pub(super) fn with_own(
+    confs: &[NamedConf],
+    add_own: bool,
+    recording: &Recording,
+) -> Vec<NamedConf> {
     let mut all: Vec<NamedConf> = Vec::new();
     let mut add = |text: &str, config: &Config| {
         if all.iter().all(|(_, known)| known.settings() != config.settings()) {

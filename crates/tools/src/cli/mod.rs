@@ -14,6 +14,7 @@ mod device;
 mod diff;
 mod explain;
 mod files;
+mod forecast;
 mod info;
 mod junit;
 mod outcome;
@@ -64,6 +65,19 @@ enum Command {
         mut_arg("files", |files| files.num_args(2).action(ArgAction::Set).value_names(["A", "B"]))
     )]
     Diff(diff::DiffArguments),
+    /// Forecast the memory that a program needs at a size at which it was not recorded.
+    #[command(
+        override_usage = "stratalloc forecast [OPTIONS] --for <NAME=VALUE> <NAME=VALUE:TRACE>...",
+        after_help = "Example: stratalloc forecast batch=2:a.pickle batch=4:b.pickle batch=6:c.pickle --for batch=24 \
+                      --fits 80GiB",
+        mut_arg("files", |files| {
+            files.value_name("NAME=VALUE:TRACE").help(
+                "Two or three recordings of one program, each with the value that a parameter had, such as \
+                 batch=2:a.pickle",
+            )
+        })
+    )]
+    Forecast(forecast::ForecastArguments),
     /// Write a page for a browser that shows how memory was used.
     Report(report::Report),
     /// Time the hot path, and the floors of this machine.
@@ -97,6 +111,7 @@ impl Command {
             Self::Advise(args) => args.json = true,
             Self::Compare(args) => args.json = true,
             Self::Diff(args) => args.json = true,
+            Self::Forecast(args) => args.json = true,
             Self::Bench(args) => args.json = true,
             Self::Explain(args) => args.json = true,
             Self::Info(args) => args.json = true,
@@ -145,6 +160,7 @@ pub fn run(loops: &Loops) -> ExitCode {
         Command::Advise(args) => advise::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Diff(args) => diff::run(args),
+        Command::Forecast(args) => forecast::run(args),
         Command::Report(args) => report::run(args),
         Command::Bench(args) => bench::run(args, loops),
         Command::Completions(args) => args.run().map_err(Into::into),

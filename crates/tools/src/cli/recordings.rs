@@ -18,7 +18,7 @@ use super::settings::{self, BadConf};
 use super::show::{mib, progress, shown_path};
 
 /// Arguments of commands that read recordings.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub(crate) struct Recordings {
     /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain,
     /// .xz, .gz or .zst. Standard input: -.
@@ -55,6 +55,11 @@ const DEVICE_NUMBERS: u32 = 64;
 type Act<'a> = dyn FnMut(&str, Trace) -> Result<Outcome> + 'a;
 
 impl Recordings {
+    /// Returns the same options for other files.
+    pub(crate) fn of_files(&self, files: Vec<PathBuf>) -> Self {
+        Self { files, ..self.clone() }
+    }
+
     /// Returns the device memory and fraction that the user set.
     pub(crate) fn memory(&self) -> Memory {
         Memory { total_bytes: self.total_memory, fraction: self.memory_fraction }

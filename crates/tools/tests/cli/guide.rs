@@ -21,6 +21,10 @@ fn each_command_of_the_guide_runs() {
     for recording in ["run.pickle", "before.pickle"] {
         std::fs::copy(trace("cudagraph.default"), folder.path(recording)).expect("there is room");
     }
+    for batch in [2, 4, 6] {
+        let copy = folder.path(&format!("batch{batch}.pickle"));
+        std::fs::copy(forecast::recorded("gpt", batch), copy).expect("there is room");
+    }
     let mut count = 0;
     for path in pages.chain([root.join("README.md")]) {
         let page = std::fs::read_to_string(&path).expect("it is text");

@@ -8,6 +8,7 @@ mod bench;
 mod common;
 mod diff;
 mod files;
+mod forecast;
 mod guide;
 mod limits;
 mod luck;

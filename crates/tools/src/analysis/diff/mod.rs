@@ -21,6 +21,7 @@ use super::recording::Recording;
 use crate::replay::{ReplayError, StackId};
 use code::Codes;
 pub(crate) use requests::RequestDiff;
+pub(super) use requests::{DIFFERENCES_MAX, fewest};
 use segments::{HeldSegment, held_segments, only_in_b};
 use stratalloc::config::Compat;
 use stratalloc::history::Action;

@@ -11,7 +11,7 @@ use std::ops::Range;
 use hashbrown::HashMap;
 
 /// The most differences of a part for which the best alignment is searched.
-const DIFFERENCES_MAX: usize = 512;
+pub(in crate::analysis) const DIFFERENCES_MAX: usize = 512;
 
 /// The lengths of runs at which a part is divided, if it has too many differences. The shorter one is used
 /// where the longer one divides no further.
@@ -80,10 +80,10 @@ impl Alignment<'_> {
         let common = ends.take_while(|(a, b)| a == b).count();
         (a.end, b.end) = (a.end - common, b.end - common);
         if !a.is_empty() && !b.is_empty() {
-            match fewest(&self.a[a.clone()], &self.b[b.clone()]) {
+            let same = |x: usize, y: usize| self.a[a.start + x] == self.b[b.start + y];
+            match fewest([a.len(), b.len()], same) {
                 Some(pairs) => {
-                    let pairs = pairs.into_iter().rev();
-                    self.pairs.extend(pairs.map(|[x, y]| [a.start + x, b.start + y]));
+                    self.pairs.extend(pairs.into_iter().map(|[x, y]| [a.start + x, b.start + y]));
                 }
                 None => self.divide(a.clone(), b.clone(), runs),
             }
@@ -111,10 +111,14 @@ impl Alignment<'_> {
     }
 }
 
-/// Returns the pairs of the alignment with the fewest differences, from the last to the first. Returns
-/// `None` if it has more than [`DIFFERENCES_MAX`].
-fn fewest(a: &[u32], b: &[u32]) -> Option<Vec<[usize; 2]>> {
-    if a.len().abs_diff(b.len()) > DIFFERENCES_MAX {
+/// Returns the pairs of the alignment with the fewest differences of two lists with these lengths, in order.
+/// `same` returns true if an item of the first list may be aligned with one of the second. Returns `None` if
+/// there are more than [`DIFFERENCES_MAX`] differences.
+pub(in crate::analysis) fn fewest(
+    [a, b]: [usize; 2],
+    same: impl Fn(usize, usize) -> bool,
+) -> Option<Vec<[usize; 2]>> {
+    if a.abs_diff(b) > DIFFERENCES_MAX {
         return None;
     }
     // With `d` differences, the furthest index in `a` on each diagonal from `-d` to `d` in steps of 2.
@@ -123,7 +127,7 @@ fn fewest(a: &[u32], b: &[u32]) -> Option<Vec<[usize; 2]>> {
     let reached = |furthest: &[Vec<Option<usize>>], d: usize, at: usize| {
         // `at` counts the diagonals from `-d` on: it is `at - 1` and `at` of the diagonals with `d - 1`.
         let Some(before) = d.checked_sub(1).map(|d| &furthest[d]) else { return Some((0, false)) };
-        let is_inside = |x: usize| x <= a.len() && x + d >= 2 * at && x + d - 2 * at <= b.len();
+        let is_inside = |x: usize| x <= a && x + d >= 2 * at && x + d - 2 * at <= b;
         let removed = at.checked_sub(1).and_then(|at| before[at]).map(|x| x + 1);
         let removed = removed.filter(|x| is_inside(*x));
         let added = before.get(at).copied().flatten().filter(|x| is_inside(*x));
@@ -138,13 +142,15 @@ fn fewest(a: &[u32], b: &[u32]) -> Option<Vec<[usize; 2]>> {
         let mut row = Vec::with_capacity(d + 1);
         for at in 0..=d {
             let end = reached(&furthest, d, at).map(|(x, _)| {
-                let same = a[x..].iter().zip(&b[x + d - 2 * at..]);
-                x + same.take_while(|(a, b)| a == b).count()
+                let both = (x..a).zip(x + d - 2 * at..b);
+                x + both.take_while(|(x, y)| same(*x, *y)).count()
             });
             row.push(end);
-            if end == Some(a.len()) && a.len() + d - 2 * at == b.len() {
+            if end == Some(a) && a + d - 2 * at == b {
                 furthest.push(row);
-                return Some(back(&furthest, at, reached));
+                let mut pairs = back(&furthest, at, reached);
+                pairs.reverse();
+                return Some(pairs);
             }
         }
         furthest.push(row);
