@@ -329,7 +329,7 @@ pub struct OutOfMemory {
     /// The limit on the bytes that this allocator reserves, if it has one. For `cudaMallocAsync`, and if
     /// `layers::limit` refused the request, it is a limit on the bytes of live blocks instead.
     pub limit_bytes: Option<u64>,
-    /// Bytes of live blocks, without those of tags that sleep.
+    /// Bytes of live blocks, without those of tags that are not awake.
     pub allocated_bytes: u64,
     /// Bytes reserved from the driver. 0 if unknown; the text then omits the cached bytes.
     pub reserved_bytes: u64,

@@ -168,7 +168,7 @@ impl RoundupDivisions {
         &self.divisions
     }
 
-    /// Returns the number of divisions for a request of `bytes` (at least 1).
+    /// Returns the number of divisions for a request of `bytes`, which is not 0.
     #[must_use]
     pub(crate) const fn for_size(&self, bytes: u64) -> u64 {
         let interval = (bytes.ilog2() as usize).saturating_sub(20);

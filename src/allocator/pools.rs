@@ -1,9 +1,11 @@
-//! Private memory pools: memory that serves only requests to the pool.
+//! Private memory pools: memory that is kept apart from the default pool and serves only requests to the
+//! pool, except with [`PoolOptions::use_on_oom`].
 //!
-//! A pool serves the requests that a **scope** routes to it: those of a thread, of a stream, or of a
-//! graph's capture. A pool exists while it has users. After that, its free memory is released to the
-//! driver whenever the allocator releases memory. The guards in this module close scopes and release
-//! pools when they are dropped, so this also happens when a capture fails.
+//! A request names its pool, or an open **scope** routes it to one. A scope selects the requests of a
+//! thread, of a stream, of a graph's capture, or of streams that a function selects. A pool serves requests
+//! while it has users. After that, its free memory is released to the driver whenever the allocator releases
+//! memory, and the pool ends with its last memory. The guards in this module close scopes and remove users
+//! when they are dropped, so this also happens when a capture fails.
 //!
 //! Source: PyTorch's `MemPool`, `use_mem_pool` and the pools of CUDA graphs.
 

@@ -13,9 +13,9 @@ use crate::sharing::{SharedHandle, SharingError};
 /// the block while others may still open it. The processes must order their work on the block
 /// themselves.
 pub trait Sharing: Send + Sync {
-    /// Returns a handle with which another process can [`open`](Self::open) the block. It consists of
-    /// bytes that can be sent over any channel. They contain a secret, so send them only to that
-    /// process. Sharing a block twice returns equal bytes.
+    /// Returns a handle with which another process can [`open`](Self::open) the block. Its bytes need no
+    /// special channel, but may contain a secret, so send them only to that process. Sharing a block twice
+    /// returns equal bytes.
     ///
     /// Pages are shared by fabric handles or file descriptors. The first share of pages by descriptors
     /// starts a thread, which sends descriptors to other processes until the allocator is dropped. Each

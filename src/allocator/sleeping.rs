@@ -154,17 +154,19 @@ pub struct TagInfo {
 
 /// Private pools that can be paused and resumed.
 pub trait Sleeping: Send + Sync {
-    /// Releases the memory of a tag and keeps its addresses and blocks. Waits for the work on the
-    /// streams of the pool, on the streams that [use](super::CrossStream::record_stream) its live
-    /// blocks, and on those in the options. Waits for the whole device if a graph was captured in the
-    /// pool, or a checkpoint was taken, or if it serves a per-thread default stream. Other work must
-    /// not use the tag any more. Waits while another thread pauses or resumes the tag. Does nothing if
-    /// it is asleep already.
+    /// Saves the contents of a tag's live blocks (see [`Backup`](super::Backup)), releases its memory and
+    /// keeps its addresses and blocks. Before that, unless [`PauseOptions::synchronized`] is set, waits for
+    /// the work on the streams of the pool, on the streams that
+    /// [use](super::CrossStream::record_stream) its live blocks, and on those in the options. Waits for the
+    /// whole device instead if one of these is a per-thread default stream, or if a graph was captured in
+    /// the pool or a checkpoint of it was taken. Work for which the call does not wait must not use the
+    /// tag's memory until the resume. Waits while another thread pauses or resumes the tag. Does nothing if
+    /// the tag is asleep already.
     ///
     /// # Errors
     ///
-    /// [`SleepError`]. The tag is awake then, with all its contents. A failure of the driver after all
-    /// contents were saved is no error: see [`Paused::error`].
+    /// [`SleepError`]. The tag is awake then, with all its contents. A failure of the driver to unmap or
+    /// release memory is no error: see [`Paused::error`].
     fn pause(&self, pool: PoolId, options: &PauseOptions) -> Result<Paused, SleepError>;
 
     /// Maps memory at the addresses of a paused tag and copies its live blocks back. If memory is
@@ -289,7 +291,7 @@ pub enum SleepError {
         size_bytes: u64,
         /// The free bytes of the file system, if it is full.
         available_bytes: Option<u64>,
-        /// The failed call, with the system's error number as its code.
+        /// The failed call. Its code is the system's error number, or 0 if there is none.
         source: DriverError,
     },
     /// The device has not enough memory for a resume.

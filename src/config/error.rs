@@ -79,8 +79,9 @@ fn columns(chars: impl Iterator<Item = char>) -> usize {
     chars.filter_map(UnicodeWidthChar::width).sum()
 }
 
-/// Returns the character, or `?` if it would move or hide others: control characters, joiners, changes
-/// of direction, selectors. Accents are kept, because they appear on the letter before them.
+/// Returns the character, or `?` for control characters and invisible characters of formatting: joiners,
+/// spaces without a width, changes of direction, variation selectors and the like. Accents also have no
+/// width of their own, but are visible on the letter before them, so they are kept.
 fn visible(c: char) -> char {
     let hidden = matches!(c,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}'

@@ -73,10 +73,12 @@ impl Expandable {
 }
 
 impl Heap {
-    /// Finds the best fit if `first`, the smallest block that is large enough, is expandable or refused
-    /// by the rules. Among expandable blocks, one without a gap behind it is preferred to one that could
-    /// still grow. A fixed block that the rules refuse is skipped if the oversize rules exempt
-    /// expandable segments; in PyTorch it ends the search.
+    /// Finds the best fit if `first`, the smallest block that is large enough, is expandable or refused by
+    /// the rules. If the rules do not allow expandable blocks, these are skipped. If they do, an expandable
+    /// block with a gap behind it is replaced by the next larger block while that one's
+    /// [reach](Self::reach) is shorter. If the rules refuse the block chosen in this way, returns `None`, as
+    /// PyTorch does. But if expandable blocks are allowed and exempt from the oversize rules, fixed blocks
+    /// that the rules refuse are skipped.
     #[cold]
     pub(super) fn best_fit_among_expandable(
         &self,

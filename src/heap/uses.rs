@@ -21,8 +21,8 @@ pub(crate) struct StreamUse {
 }
 
 impl StreamUse {
-    /// Marks a block whose contents are in the backup of a tag that is not awake, so that a free takes the
-    /// path of blocks with other streams. It is no stream: nothing is recorded on it.
+    /// Marks a live block of a tag that is not awake, so that a free takes the path of blocks that other
+    /// streams use. It is not a real stream: no event is recorded on it.
     pub(crate) const BACKED_UP: Self = Self { stream: StreamId(u64::MAX), captured: true };
 }
 

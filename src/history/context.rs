@@ -53,7 +53,8 @@ fn plain(text: &str) -> String {
 /// A stack that a [`StackProvider`] gathered. It may be dropped on any thread. No lock of the allocator
 /// is held then.
 pub trait Stack: Any + fmt::Debug + Send + Sync {
-    /// Returns the stack's frames, innermost first. Called when a snapshot or a report is written.
+    /// Returns the stack's frames, innermost first. Called when they are needed, for example by a snapshot,
+    /// not when the stack is gathered.
     fn frames(&self) -> Vec<Frame>;
 }
 

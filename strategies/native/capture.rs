@@ -32,7 +32,7 @@ use crate::ids::{PoolId, StreamId, ThreadNumber};
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     reuse: AtomicBool,
-    /// True if any open scope counts as a capture, as in PyTorch before 2.12.
+    /// Whether an open scope of a pool counts as a capture, as in PyTorch up to 2.12.
     routing_is_capture: AtomicBool,
     state: Mutex<State>,
 }

@@ -195,8 +195,8 @@ fn check_used_by_no_other_stream(pool: PoolId, state: &HeapState) -> Result<(), 
     }
 }
 
-/// Checks that the checkpoint's blocks tile its segments, and that the pool still has all these
-/// segments.
+/// Checks that the checkpoint's blocks tile its segments, and that each of these lies in a segment that the
+/// pool has now.
 fn check_fits(checkpoint: &PoolCheckpoint, now: &[SegmentLayout]) -> Result<(), PoolError> {
     let end = |segment: &SegmentLayout| segment.address.checked_add(segment.size_bytes);
     let mut last_end = 0;

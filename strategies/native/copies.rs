@@ -84,7 +84,7 @@ impl KeptCopies {
     }
 }
 
-/// Positions that are copied through one buffer at a time.
+/// A range of positions of a backup that is copied through one buffer.
 #[derive(Debug)]
 struct Share<'a> {
     start: u64,

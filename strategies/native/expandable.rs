@@ -404,7 +404,7 @@ impl Engine {
 }
 
 impl Expandable for Engine {
-    /// Returns every expandable segment, including those of the default stream, in address order.
+    /// Returns the expandable segments of all streams and pools, in address order.
     fn expandable_segments(&self) -> Vec<ExpandableSegment> {
         let growth = self.growth.lock();
         let mut found = Vec::new();

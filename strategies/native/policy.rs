@@ -98,7 +98,8 @@ pub(super) struct Plan {
     pub(super) segment_bytes: u64,
     /// True if its segment would be expandable.
     pub(super) expandable: bool,
-    /// True if its stream is being captured, so that nothing may wait or be released.
+    /// True if the thread has an open capture or the stream may be captured. The request then neither waits
+    /// nor releases memory.
     pub(super) capturing: bool,
 }
 

@@ -19,8 +19,8 @@ use crate::size::MIB;
 /// The most pools that the error of a resume names.
 const POOLS_MAX: usize = 5;
 
-/// The most bytes of pages that are mapped before the copies to them are submitted. On the bus these take
-/// a few milliseconds.
+/// The most bytes of a range of several pages. The copies to a range are submitted before the next range is
+/// mapped. To copy this many bytes takes a few milliseconds.
 const RANGE_BYTES: u64 = 256 * MIB;
 
 /// The pages that were mapped when a call failed.
@@ -150,8 +150,8 @@ impl Engine {
         }
     }
 
-    /// Removes the free pages of a tag that sleeps from the list for its resume. A failure keeps them in the
-    /// list.
+    /// Releases the free pages of a tag that sleeps, so that its resume does not map them. Ignores errors:
+    /// after one, the pages that were not reached are mapped.
     fn release_free_pages(&self, growth: &mut MutexGuard<'_, Growth>, pool: PoolId) {
         let idle = self.idle_memory(growth, pool);
         let _ = self.release_listed(growth, idle);
@@ -186,7 +186,8 @@ impl Engine {
             && self.driver.memory_info().is_ok_and(|info| info.free_bytes >= bytes)
     }
 
-    /// Creates the memory for all of these pages, which have `bytes`. Releases cached memory if it is short.
+    /// Creates the memory for all of these pages, `bytes` in total. Releases cached memory if there is not
+    /// enough.
     fn create_all(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
@@ -211,7 +212,8 @@ impl Engine {
         match created {
             Ok(Ok(short)) => Err(self.missing_memory(growth, pool, bytes, short)),
             Ok(Err(error)) => Err(error.into()),
-            // An allocator of another pool panicked. No thread may wait for this tag then.
+            // An allocator of another pool panicked. Threads that pause or resume this tag wait until its
+            // state is no longer `Resuming`.
             Err(panic) => {
                 self.set_state(growth, pool, TagState::Asleep);
                 resume_unwind(panic);

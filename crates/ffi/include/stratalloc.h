@@ -340,7 +340,7 @@ typedef struct {
   void (*segment)(void *user, const stratalloc_segment *segment);
   // Called with every block of a segment, after the segment and in address order.
   void (*block)(void *user, const stratalloc_block *block);
-  // Called with every entry, after the segments and oldest first.
+  // Called with every entry of the snapshot's pools, after the segments and oldest first.
   void (*entry)(void *user, const stratalloc_entry *entry);
   // Passed to each function.
   void *user;
@@ -828,10 +828,11 @@ stratalloc_status stratalloc_tag_read_backup(uint64_t handle,
                                              void *into,
                                              size_t size);
 
-// Writes the bytes with which another process can open the block that starts at `pointer`. They can be
-// sent over any channel. They contain a secret, and have no terminating zero. `needed`, unless null, is
-// set to their number. `offset`, unless null, is set to the distance of `pointer` from the address that
-// opening the block returns. It is always 0, because a block is opened at its start.
+// Writes the bytes with which another process can open the block that starts at `pointer`. They need no
+// special channel, but should be sent only to that process, because they may contain a secret. They have
+// no terminating zero. `needed`, unless null, is set to their number. `offset`, unless null, is set to the
+// distance of `pointer` from the address that opening the block returns. It is always 0, because a block
+// is opened at its start.
 //
 // If `size` is 0, writes no bytes. Sharing a block twice returns equal bytes. Does not wait for work.
 //

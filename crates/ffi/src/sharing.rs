@@ -23,10 +23,11 @@ pub type ExpandableVisitor = Option<
     ),
 >;
 
-/// Writes the bytes with which another process can open the block that starts at `pointer`. They can be
-/// sent over any channel. They contain a secret, and have no terminating zero. `needed`, unless null, is
-/// set to their number. `offset`, unless null, is set to the distance of `pointer` from the address that
-/// opening the block returns. It is always 0, because a block is opened at its start.
+/// Writes the bytes with which another process can open the block that starts at `pointer`. They need no
+/// special channel, but should be sent only to that process, because they may contain a secret. They have
+/// no terminating zero. `needed`, unless null, is set to their number. `offset`, unless null, is set to the
+/// distance of `pointer` from the address that opening the block returns. It is always 0, because a block
+/// is opened at its start.
 ///
 /// If `size` is 0, writes no bytes. Sharing a block twice returns equal bytes. Does not wait for work.
 ///

@@ -105,7 +105,7 @@ pub struct SnapshotVisitor {
     pub segment: Option<unsafe extern "C" fn(user: *mut c_void, segment: *const Segment)>,
     /// Called with every block of a segment, after the segment and in address order.
     pub block: Option<unsafe extern "C" fn(user: *mut c_void, block: *const Block)>,
-    /// Called with every entry, after the segments and oldest first.
+    /// Called with every entry of the snapshot's pools, after the segments and oldest first.
     pub entry: Option<unsafe extern "C" fn(user: *mut c_void, entry: *const Entry)>,
     /// Passed to each function.
     pub user: *mut c_void,

@@ -27,7 +27,8 @@ pub struct AdviceOptions {
     pub time: Duration,
     /// Whether to try only the settings that help most often.
     pub quick: bool,
-    /// The version of PyTorch that the settings must suit, if the caller sets a version.
+    /// The version of PyTorch that must accept the settings for PyTorch's own allocator. If `None`, it is the
+    /// oldest version that can have made the recording.
     pub torch: Option<TorchVersion>,
     /// If the recorded setting needs at most this many bytes, no other setting is tried.
     pub enough_bytes: Option<u64>,
@@ -377,7 +378,7 @@ impl Search<'_> {
     }
 
     /// Returns, for each setting, a candidate for this library's allocator and one for PyTorch's, if the
-    /// version of PyTorch accepts the setting.
+    /// version of PyTorch accepts the setting. Leaves out those that were returned before.
     fn candidates(&mut self, settings: &[&str]) -> Vec<Candidate> {
         let confs = settings.iter().flat_map(|text| [(*text).to_owned(), joined(text, PYTORCH)]);
         let mut found = Vec::new();

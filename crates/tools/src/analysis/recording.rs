@@ -262,8 +262,9 @@ impl Recording {
         (self.layout_for_all || is_own()).then_some(layout)
     }
 
-    /// Returns the memory of the replay's device, in bytes: the size that the caller set, or else the
-    /// recorded program's memory if its device was full, or else an H200's.
+    /// Returns the memory of the replay's device, in bytes. If the limit is that of a
+    /// [full device](LimitSource::DeviceFull), this is the limit. Otherwise it is the size that the caller
+    /// set, or the size that the recording contains, or that of an H200.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         match self.limit {

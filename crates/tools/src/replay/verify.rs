@@ -184,7 +184,8 @@ pub fn verify_until(
 struct Verifier<'a> {
     engine: &'a Engine,
     device: &'a Recorded<Arc<Sim>>,
-    /// Whether requests to a recorded private pool are made inside a capture scope.
+    /// True if an open scope of a private pool counts as a capture in the recording's version of PyTorch.
+    /// Then the replay opens one for each request whose private pool the recording contains.
     routing_is_capture: bool,
     lanes: LaneWork,
     builder: Builder,
