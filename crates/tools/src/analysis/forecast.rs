@@ -15,17 +15,43 @@ use hashbrown::HashMap;
 use super::diff::{DIFFERENCES_MAX, fewest};
 use super::figures::live_peak_bytes;
 use super::recording::{Memory, Recording};
-use super::trial::fits;
-use crate::replay::{Op, ReplayError, Stacks, Trace, Workload};
+use super::trial::{fits_in_order, without_files};
+use crate::replay::{Op, ReplayError, Trace, Workload};
 use stratalloc::config::Config;
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::{MIN_BLOCK_BYTES, REQUEST_MAX_BYTES};
+use stratalloc_sim::AddressOrder;
 
 /// A recording of the program at one value of the parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
     pub(crate) value: u64,
+    /// The recording without its limit and its events.
     pub(crate) recording: Recording,
+}
+
+impl Sample {
+    /// Drops all parts of the recording that a forecast does not use.
+    pub(crate) fn new(value: u64, recording: Recording) -> Self {
+        let from = &recording.trace;
+        let trace = Trace {
+            conf: from.conf.clone(),
+            made_here: from.made_here,
+            torch: Some(from.torch_version()),
+            ..Trace::default()
+        };
+        let recording = Recording {
+            trace,
+            limit: None,
+            inferred_limit: None,
+            exact: None,
+            start: None,
+            start_layout: None,
+            memory: Memory::default(),
+            ..recording
+        };
+        Self { value, recording }
+    }
 }
 
 /// Requests, and the sum of their bytes in the recording at the largest value.
@@ -60,23 +86,33 @@ pub(crate) struct Forecast {
     /// Requests that only the recording at the largest value has. Their size is taken as proportional to the
     /// parameter, which is rather too much.
     pub(crate) only_largest: Sizes,
-    /// The number of requests of the other recordings that the one at the largest value lacks.
-    pub(crate) missing: u64,
+    /// Requests of another recording that the one at the largest value lacks. If there are two others, those
+    /// of the one with more bytes.
+    pub(crate) missing: Sizes,
 }
 
 /// The reason why there is no forecast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ForecastError {
+    /// Blocks lived before the first event. Their order is not that of their requests.
+    #[error("the recording at {value} begins late: record the program from its start")]
+    Late {
+        /// The value of the parameter.
+        value: u64,
+    },
+    /// No size depends on the parameter.
+    #[error("no request grows with the parameter: are these recordings of different sizes?")]
+    Constant,
     /// A request failed in a recording, so what follows it is not what the program does otherwise.
     #[error("requests failed in the recording at {value}: record it with enough memory")]
     Failed {
         /// The value of the parameter.
         value: u64,
     },
-    /// The requests of two recordings differ in many places.
+    /// The requests of two recordings differ too much.
     #[error(
-        "the requests at {} and {} differ in more than {DIFFERENCES_MAX} places: what the program does \
-         changes with the size, or these are recordings of different programs",
+        "more than {DIFFERENCES_MAX} requests are only at {} or only at {}: what the program does changes \
+         with the size, or these are recordings of different programs",
         values[0], values[1]
     )]
     OtherRequests {
@@ -136,31 +172,36 @@ impl Forecast {
             if recording.workload.ops.iter().any(|op| matches!(op, Op::AllocateFailing { .. })) {
                 return Err(ForecastError::Failed { value: *value });
             }
+            if recording.workload.seeded > 0 {
+                return Err(ForecastError::Late { value: *value });
+            }
         }
         let asked = asked(&largest.recording.workload);
         let lines = asked.iter().map(|asked| Line { bytes: asked.bytes, other: None }).collect();
         let mut forecast = Self {
             base_value: largest.value,
-            base: without_events(&largest.recording),
+            base: largest.recording.clone(),
             lines,
             all: Sizes::default(),
             growing: Sizes::default(),
             not_affine: Sizes::default(),
             only_largest: Sizes::default(),
-            missing: 0,
+            missing: Sizes::default(),
         };
         let mut is_off = vec![false; asked.len()];
         for sample in smaller.iter().rev() {
             forecast.add(sample, &asked, &mut is_off)?;
         }
         forecast.count(&is_off);
-        let Self { all, not_affine, only_largest, .. } = &forecast;
-        let off_bytes = u128::from(not_affine.bytes) + u128::from(only_largest.bytes);
-        let percent = off_bytes * 100 / u128::from(all.bytes.max(1));
+        let off = [forecast.not_affine, forecast.only_largest, forecast.missing];
+        let off_bytes: u128 = off.iter().map(|sizes| u128::from(sizes.bytes)).sum();
+        let all_bytes = u128::from(forecast.all.bytes) + u128::from(forecast.missing.bytes);
+        let percent = off_bytes * 100 / all_bytes.max(1);
         match u64::try_from(percent).unwrap_or(u64::MAX) {
             percent if percent > NOT_AFFINE_MAX_PERCENT => {
                 Err(ForecastError::NotAffine { percent })
             }
+            _ if forecast.growing.requests == 0 => Err(ForecastError::Constant),
             _ => Ok(forecast),
         }
     }
@@ -179,7 +220,15 @@ impl Forecast {
         let Some(pairs) = fewest([smaller.len(), largest.len()], may_be) else {
             return Err(ForecastError::OtherRequests { values: [sample.value, of] });
         };
-        self.missing += (smaller.len() - pairs.len()) as u64;
+        let mut missing = Sizes::default();
+        smaller.iter().for_each(|asked| missing.add(asked.bytes));
+        for [x, _] in &pairs {
+            missing.requests -= 1;
+            missing.bytes = missing.bytes.saturating_sub(smaller[*x].bytes);
+        }
+        if missing.bytes > self.missing.bytes {
+            self.missing = missing;
+        }
         for [x, y] in pairs {
             let (line, bytes) = (&mut self.lines[y], smaller[x].bytes);
             if line.other.is_some() {
@@ -223,8 +272,8 @@ impl Forecast {
         recording
     }
 
-    /// Returns the largest value at which the program runs on a device of `total_bytes`, found by bisection.
-    /// `None` if it does not run at 1.
+    /// Returns the largest value at which the program runs on a device of `total_bytes` with each order of
+    /// addresses, found by bisection. `None` if it does not run at 1. Writes no files.
     ///
     /// # Errors
     ///
@@ -235,9 +284,18 @@ impl Forecast {
         config: &Config,
         total_bytes: u64,
     ) -> Result<Option<u64>, ReplayError> {
+        let config = &without_files(config);
         let runs = |value: u64| -> Result<bool, ReplayError> {
             let recording = self.at(value);
-            Ok(recording.live_peak_bytes <= total_bytes && fits(&recording, config, total_bytes)?)
+            if recording.live_peak_bytes > total_bytes {
+                return Ok(false);
+            }
+            for order in [AddressOrder::Lowest, AddressOrder::Rising, AddressOrder::Falling] {
+                if !fits_in_order(&recording, config, total_bytes, order)? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
         };
         if !runs(1)? {
             return Ok(None);
@@ -254,7 +312,7 @@ impl Forecast {
     }
 }
 
-/// The largest value of a parameter.
+/// Values of a parameter are smaller than this.
 pub(crate) const VALUE_MAX: u64 = 1 << 32;
 
 impl Asked {
@@ -285,30 +343,6 @@ fn asked(workload: &Workload) -> Vec<Asked> {
     asked
 }
 
-/// Returns a recording with the same operations, without a limit and without what only its events show.
-fn without_events(recording: &Recording) -> Recording {
-    let from = &recording.trace;
-    let trace = Trace {
-        conf: from.conf.clone(),
-        made_here: from.made_here,
-        torch: Some(from.torch_version()),
-        stacks: Stacks::default(),
-        ..Trace::default()
-    };
-    Recording {
-        trace,
-        config: recording.config.clone(),
-        workload: recording.workload.clone(),
-        limit: None,
-        inferred_limit: None,
-        exact: None,
-        start: None,
-        start_layout: None,
-        memory: Memory::default(),
-        ..recording.clone()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use quickcheck::quickcheck;
@@ -337,7 +371,7 @@ mod tests {
         }
         let workload = Workload { ops, blocks, ..Workload::default() };
         let recording = Recording::new(Trace::default(), None, Memory::default());
-        Sample { value, recording: Recording { workload, ..recording } }
+        Sample::new(value, Recording { workload, ..recording })
     }
 
     fn sizes(recording: &Recording) -> Vec<u64> {
@@ -349,12 +383,19 @@ mod tests {
             let program: Vec<Request> =
                 program.into_iter().map(|(bytes, more)| (u64::from(bytes) + 1, more.into())).collect();
             let value = u64::from(value) + 1;
-            let forecast = Forecast::of(&[3, 4].map(|value| sample(value, &program)), &sample(7, &program)).unwrap();
+            let smaller = [3, 4].map(|value| sample(value, &program));
+            let forecast = match Forecast::of(&smaller, &sample(7, &program)) {
+                Ok(forecast) => forecast,
+                Err(error) => {
+                    let grows = program.iter().any(|request| request.1 > 0);
+                    return error == ForecastError::Constant && !grows;
+                }
+            };
             let found = forecast.at(value);
             let expected = sample(value, &program).recording;
             sizes(&found) == sizes(&expected)
                 && found.live_peak_bytes == live_peak_bytes(&expected.workload)
-                && (forecast.not_affine, forecast.missing) == (Sizes::default(), 0)
+                && [forecast.not_affine, forecast.missing] == [Sizes::default(); 2]
         }
     }
 
@@ -370,7 +411,8 @@ mod tests {
         assert_eq!(sizes(&forecast.at(10)), sizes(&sample(10, &with_workspace).recording));
         with_workspace[2] = (90_000, 0);
         let forecast = Forecast::of(&[sample(2, &with_workspace)], &sample(4, &PROGRAM)).unwrap();
-        assert_eq!((forecast.missing, forecast.only_largest), (1, Sizes::default()));
+        assert_eq!(forecast.missing, Sizes { requests: 1, bytes: 90_000 });
+        assert_eq!(forecast.only_largest, Sizes::default());
         assert_eq!(sizes(&forecast.at(10)), sizes(&sample(10, &PROGRAM).recording));
     }
 

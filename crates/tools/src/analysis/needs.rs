@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 
 use super::recording::Recording;
-use super::trial::{Capacity, fits_in_order, measure, without_files};
+use super::trial::{Capacity, ENDLESS_BYTES, fits_in_order, measure, without_files};
 use crate::replay::ReplayError;
 use stratalloc::config::Config;
 use stratalloc::size::MIB;
@@ -106,6 +106,9 @@ impl Need {
         config: &Config,
         options: &SearchOptions,
     ) -> Result<Self, ReplayError> {
+        if recording.live_peak_bytes > ENDLESS_BYTES[1] {
+            return Ok(Self::default());
+        }
         let config = &without_files(config);
         let endless = measure(recording, config, Capacity::Endless, 1)?;
         let peak = endless.run.statistics.reserved_bytes.all.peak;

@@ -32,7 +32,7 @@ pub enum Capacity {
 
 /// Device sizes that hardly any recording fills. A larger device costs address space, so the larger size
 /// is used only if the smaller does not suffice.
-const ENDLESS_BYTES: [u64; 2] = [1 << 38, 1 << 43];
+pub(super) const ENDLESS_BYTES: [u64; 2] = [1 << 38, 1 << 43];
 
 /// The result of a replay.
 #[derive(Clone, Debug)]

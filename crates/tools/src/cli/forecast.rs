@@ -86,6 +86,8 @@ struct Found<'a> {
     values: Vec<u64>,
     forecast: &'a Forecast,
     check: Option<Check>,
+    /// The configuration of `check`.
+    check_conf: String,
     rows: Vec<Row>,
 }
 
@@ -103,31 +105,34 @@ pub(crate) fn run(args: &ForecastArguments) -> Result<Outcome> {
     for (value, path) in given {
         let mut add = |name: &str, trace: Trace| -> Result<Outcome> {
             let recording = recordings.recording(name, trace, "no row as recorded");
-            samples.push(Sample { value, recording });
+            samples.push(Sample::new(value, recording));
             Ok(Outcome::Good)
         };
         recordings.of_files(vec![path]).each(Devices::First, &mut add)?;
     }
     let Some((largest, smaller)) = samples.split_last() else { return Ok(Outcome::Failed) };
     let forecast = Forecast::of(smaller, largest)?;
-    let own = largest.recording.config.as_ref();
-    let confs = with_own(&confs, args.conf.is_empty(), &largest.recording);
+    let recorded = &largest.recording;
+    let own = recorded.config.clone().map(|own| recorded.trace.as_recorded(own));
+    let confs = with_own(&confs, args.conf.is_empty(), recorded);
     let recording = forecast.at(args.target.value);
     let bar = progress(confs.len() as u64 + 1, &format!("forecasting {}", args.target));
     let mut rows = Vec::new();
     for (conf, config) in confs {
         let need = need_of(&recording, &config)?;
         let fits = args.fits.map(|bytes| forecast.largest(&config, bytes)).transpose()?;
-        let is_recorded = own.is_some_and(|own| own.settings() == config.settings());
+        let is_recorded = own.as_ref().is_some_and(|own| own.settings() == config.settings());
         rows.push(Row { conf, is_recorded, need, largest: fits.flatten() });
         bar.inc(1);
     }
-    rows.sort_by_key(|row| row.need.needs_bytes.unwrap_or(u64::MAX));
-    let default = Config::default();
+    rows.sort_by_key(|row| (row.need.needs_bytes.unwrap_or(u64::MAX), !row.is_recorded));
+    let check_conf = if own.is_some() { recorded.trace.conf.clone() } else { String::new() };
+    let own = own.unwrap_or_default();
     let check = match smaller {
-        [smallest, middle] => Some(check([smallest, middle], &forecast, own.unwrap_or(&default))?),
+        [smallest, middle] => Some(check([smallest, middle], &forecast, &own)?),
         _ => None,
     };
+    bar.inc(1);
     bar.finish_and_clear();
     let found = Found {
         target: &args.target,
@@ -135,6 +140,7 @@ pub(crate) fn run(args: &ForecastArguments) -> Result<Outcome> {
         values: samples.iter().map(|sample| sample.value).collect(),
         forecast: &forecast,
         check,
+        check_conf,
         rows,
     };
     if args.json {
@@ -198,6 +204,11 @@ fn check(
     Ok(Ok([need(&from_two)?.needs_bytes, need(forecast)?.needs_bytes]))
 }
 
+/// The text for a value at which a request fails on every device that is tried.
+fn runs_nowhere() -> String {
+    "runs on no device of up to 8 TiB".to_owned()
+}
+
 /// Formats values as "2, 4 and 6".
 fn listed(values: &[u64]) -> String {
     let texts: Vec<String> = values.iter().map(u64::to_string).collect();
@@ -235,32 +246,37 @@ impl Found<'_> {
         let target = self.target;
         let need = |row: &Row| row.need.needs_bytes.map(|bytes| format!("{} MiB", near(bytes)));
         let [best, ..] = self.rows.as_slice() else { return String::new() };
-        let Some(least) = need(best) else {
-            return format!("{target} runs on no device under any of these configurations.");
-        };
-        let recorded = self.rows.iter().find(|row| row.is_recorded && row.need != best.need);
-        match recorded.and_then(need) {
-            Some(recorded) => format!(
-                "{target} needs {recorded} under the recorded configuration, {least} with {}.",
-                shown_conf(&best.conf)
-            ),
-            None => format!("{target} needs {least} with {}.", shown_conf(&best.conf)),
+        let Some(least) = need(best) else { return format!("{target} {}.", runs_nowhere()) };
+        let with = shown_conf(&best.conf);
+        match self.rows.iter().find(|row| row.is_recorded) {
+            Some(recorded) if recorded.need.needs_bytes != best.need.needs_bytes => {
+                let needs = need(recorded).map(|needs| format!("needs {needs}"));
+                let recorded = needs.unwrap_or_else(runs_nowhere);
+                format!(
+                    "{target} {recorded} under the recorded configuration, {least} with {with}."
+                )
+            }
+            _ => format!("{target} needs {least} with {with}."),
         }
     }
 
     /// Returns the sentence about the largest values that fit.
     fn largest(&self) -> Option<String> {
         let (name, fits) = (shown(&self.target.name), format!("{} MiB", near(self.fits?)));
-        let best = self.rows.iter().rev().max_by_key(|row| row.largest)?;
+        // The first of equal rows.
+        let best = self.rows.iter().rev().max_by_key(|row| (row.largest, row.is_recorded))?;
         let Some(most) = best.largest else {
             return Some(format!("In {fits} it does not run even with {name}=1."));
         };
-        let recorded = self.rows.iter().find(|row| row.is_recorded && row.largest != best.largest);
         let with = shown_conf(&best.conf);
-        Some(match recorded {
-            Some(Row { largest: Some(recorded), .. }) => format!(
-                "In {fits} the largest {name} is {recorded} under the recorded configuration, {most} with {with}."
-            ),
+        Some(match self.rows.iter().find(|row| row.is_recorded) {
+            Some(recorded) if recorded.largest != best.largest => {
+                let recorded = value_or_dash(recorded.largest);
+                format!(
+                    "In {fits} the largest {name} is {recorded} under the recorded configuration, {most} \
+                     with {with}."
+                )
+            }
             _ => format!("In {fits} the largest {name} is {most}, with {with}."),
         })
     }
@@ -290,20 +306,21 @@ impl Found<'_> {
                 "Not on a line through the three sizes: {off}; the larger two are used."
             ));
         }
-        if forecast.missing > 0 {
-            let missing = counted_as(forecast.missing, "request", "requests");
+        if forecast.missing.requests > 0 {
+            let missing = requests(forecast.missing);
             facts.push(format!("Not at {name}={largest}, and left out: {missing}."));
         }
         facts.push(match &self.check {
             None => "Not checked: a third recording would show the error.".to_owned(),
             Some(Err(error)) => format!("Not checked with {name}={smaller} alone: {error}."),
             Some(Ok([Some(forecast), Some(recorded)])) => format!(
-                "Check: from {name}={smaller} alone, {name}={largest} needs {} MiB; recorded, {} MiB ({}).",
+                "Check under {}: from {name}={smaller} alone, {name}={largest} needs {} MiB; recorded, {} MiB ({}).",
+                shown_conf(&self.check_conf),
                 near(*forecast),
                 near(*recorded),
                 change([*recorded, *forecast])
             ),
-            Some(Ok(_)) => format!("Not checked: {name}={largest} runs on no device."),
+            Some(Ok(_)) => format!("Not checked: {name}={largest} {}.", runs_nowhere()),
         });
         facts
     }
@@ -329,7 +346,7 @@ impl Found<'_> {
             "growing": sizes(forecast.growing),
             "only_largest": sizes(forecast.only_largest),
             "not_affine": sizes(forecast.not_affine),
-            "missing_requests": forecast.missing,
+            "missing": sizes(forecast.missing),
             "check": {
                 "forecast_bytes": needs.map(|needs| needs[0]),
                 "recorded_bytes": needs.map(|needs| needs[1]),

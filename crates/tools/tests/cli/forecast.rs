@@ -3,6 +3,7 @@
 //! The recordings in `forecast/` were made with PyTorch 2.11 on an H100: three training steps of a
 //! transformer, of the same with checkpoints of its activations, and of a ResNet, at five sizes of the batch.
 
+use super::advise::recording_that_begins_late;
 use super::made::{MIB, Made};
 use super::*;
 
@@ -76,7 +77,32 @@ fn the_largest_size_that_fits_and_the_error_of_the_forecast_are_found() {
     let text = ok(&args).stdout;
     assert!(text.contains("batch=24 needs 10,"), "{text}");
     assert!(text.contains("Recorded at batch=2, 4 and 6: 2,418 requests"), "{text}");
-    assert!(text.contains("Check: from batch=2 and 4 alone, batch=6 needs "), "{text}");
+    assert!(
+        text.contains("Check under (default): from batch=2 and 4 alone, batch=6 needs "),
+        "{text}"
+    );
+    let args = at("gpt", 9_000_000);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let nowhere = ok(&[&args[..], &["--fits", "1GiB"]].concat()).stdout;
+    assert!(nowhere.contains("batch=9000000 runs on no device of up to 8 TiB."), "{nowhere}");
+    assert!(nowhere.contains("In 1,024 MiB it does not run even with batch=1."), "{nowhere}");
+}
+
+/// A forecast replays under settings that may come from an untrusted recording.
+#[test]
+fn replays_write_no_files_and_the_recorded_configuration_wins_ties() {
+    let folder = Folder::new("forecast-files");
+    let log = folder.path("log.csv");
+    let conf = format!("layers:[log:{log}]");
+    let args = at("gpt", 8);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    ok(&[&args[..], &["--conf", &conf, "--fits", "8GiB"]].concat());
+    assert!(!Path::new(&log).exists());
+    let confs =
+        ["--conf", "large_segment_size_mb:20", "--conf", "compat:pytorch", "--fits", "8GiB"];
+    let text = ok(&[&args[..], &confs].concat()).stdout;
+    let lines: Vec<&str> = text.lines().take(2).collect();
+    assert!(lines.iter().all(|line| line.ends_with(" with compat:pytorch.")), "{lines:?}");
 }
 
 /// Returns a recording with blocks of these sizes, all of which stay live.
@@ -100,7 +126,7 @@ fn programs_that_change_with_the_size_are_refused() {
     // More layers have more requests.
     let layers = |count: u64| made((0..count * 300).map(|_| 2 * MIB));
     let files = [2, 4].map(|n| format!("{n}:{}", file(&format!("layers{n}"), &layers(n))));
-    refused(files, "the requests at 2 and 4 differ in more than 512 places");
+    refused(files, "more than 512 requests are only at 2 or only at 4");
     // Sizes that grow with the square follow no line.
     let square = |n: u64| made((0..20).map(|_| n * n * MIB));
     let files = [2, 4].map(|n| format!("{n}:{}", file(&format!("square{n}"), &square(n))));
@@ -113,10 +139,12 @@ fn programs_that_change_with_the_size_are_refused() {
     failed.alloc(1 << 32, 20 * MIB);
     failed.entry("oom", 0, 30 * MIB);
     let failed = file("failed", &failed.json());
-    refused(
-        [format!("2:{failed}"), format!("4:{failed}")],
-        "requests failed in the recording at 2",
-    );
+    let twice = |file: &str| [2, 4].map(|value| format!("{value}:{file}"));
+    refused(twice(&failed), "requests failed in the recording at 2");
+    let same = file("same", &made([2 * MIB].into_iter()));
+    refused(twice(&same), "no request grows with the parameter");
+    let late = file("late", &recording_that_begins_late());
+    refused(twice(&late), "the recording at 2 begins late");
 }
 
 #[test]
