@@ -5,8 +5,14 @@
 //! and better settings, on simulated devices. `report` writes one HTML page. [`cli`] is the program
 //! `stratalloc`; a program with strategies of its own can call it too.
 
-// Without the command line, the code that only it calls is unused.
-#![cfg_attr(not(feature = "cli"), allow(dead_code, unused_imports))]
+#![cfg_attr(
+    not(feature = "cli"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "without the command line, what only it calls is unused"
+    )
+)]
 
 pub mod analysis;
 #[cfg(feature = "cli")]

@@ -54,7 +54,7 @@ impl Sample {
     }
 }
 
-/// Requests, and the sum of their bytes in the recording at the largest value.
+/// Requests of one recording, and the sum of their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sizes {
     pub(crate) requests: u64,
@@ -72,8 +72,8 @@ impl Sizes {
 #[derive(Clone, Debug)]
 pub(crate) struct Forecast {
     /// The largest recorded value.
-    base_value: u64,
-    /// The recording there, without its events.
+    pub(crate) base_value: u64,
+    /// The recording there. The sums below are of its requests.
     base: Recording,
     /// The sizes of the requests among the operations of `base`, in order.
     lines: Vec<Line>,
@@ -125,7 +125,7 @@ pub(crate) enum ForecastError {
          only one recording has: what the program does changes with the size"
     )]
     NotAffine {
-        /// Their share of the requested bytes of the recording at the largest value.
+        /// Their share of the requested bytes.
         percent: u64,
     },
 }
@@ -250,11 +250,6 @@ impl Forecast {
                 Some(_) => {}
             }
         }
-    }
-
-    /// Returns the largest recorded value.
-    pub(crate) fn base_value(&self) -> u64 {
-        self.base_value
     }
 
     /// Returns a recording of the requests at a value of the parameter, without events and stacks.

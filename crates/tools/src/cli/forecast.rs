@@ -195,7 +195,7 @@ fn check(
     forecast: &Forecast,
     config: &Config,
 ) -> Result<Check, ReplayError> {
-    let value = forecast.base_value();
+    let value = forecast.base_value;
     let from_two = match Forecast::of(std::slice::from_ref(smallest), middle) {
         Ok(from_two) => from_two,
         Err(error) => return Ok(Err(error)),
