@@ -41,6 +41,9 @@ class Build(build_py):
         libraries = cargo("-p", "stratalloc-ffi", "--features", "stacks")["stratalloc"]
         shared = [path for path in libraries if path.endswith((".so", ".dylib", ".dll"))]
         shutil.copy2(shared[-1], package / pathlib.Path(shared[-1]).name)
+        if sys.platform.startswith("linux"):
+            for path in cargo("-p", "stratalloc-account")["stratalloc_account"]:
+                shutil.copy2(path, package / pathlib.Path(path).name)
         (package / "bin").mkdir(exist_ok=True)
         program = cargo("-p", "stratalloc-tools", "--bin", "stratalloc")["stratalloc"][-1]
         shutil.copy2(program, package / "bin" / pathlib.Path(program).name)

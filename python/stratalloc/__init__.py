@@ -4,6 +4,7 @@
 functions then report the memory of PyTorch. ``Allocator`` is a separate allocator and needs no PyTorch.
 """
 
+from ._account import account, measure
 from ._advice import advise, sweep
 from ._allocator import Allocator, device_count
 from ._errors import Error, LibraryError, OutOfMemoryError
@@ -32,6 +33,7 @@ __all__ = [
     "OutOfMemoryError",
     "Tag",
     "__version__",
+    "account",
     "advise",
     "allocator",
     "device_count",
@@ -39,6 +41,7 @@ __all__ = [
     "empty_cache",
     "install",
     "last_error",
+    "measure",
     "memory_stats",
     "memory_summary",
     "metrics",

@@ -4,6 +4,8 @@ run [--conf CONF] [--library PATH] PROGRAM ARGUMENTS..     runs a program, or ``
                                                            uses the library
 hook --install | --remove                                  lets programs that have STRATALLOC_WATCH=1 watch
                                                            their memory, without a change to them
+preload                                                    prints the path of the library that measures which
+                                                           libraries use the device, for LD_PRELOAD
 anything else                                              goes to the command line: report, advise, compare ..
 """
 
@@ -12,7 +14,7 @@ import os
 import runpy
 import sys
 
-from . import _command, _startup
+from . import _account, _command, _startup
 from ._errors import Error, LibraryError
 
 
@@ -25,6 +27,9 @@ def main(arguments):
     try:
         if arguments[0] == "hook":
             return _startup.hook(arguments[1:])
+        if arguments == ["preload"]:
+            print(_account.preloaded())
+            return 0
         return _command.run(arguments)
     except LibraryError as error:
         return _refused(error)

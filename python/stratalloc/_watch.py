@@ -4,6 +4,7 @@ import collections
 import contextlib
 import importlib
 import itertools
+import json
 import os
 import re
 import signal as signals
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 
-from . import _history, _torch, _watch_report
+from . import _account, _history, _torch, _watch_report
 from ._errors import LibraryError
 from ._watch_options import options as all_options
 
@@ -120,6 +121,8 @@ class Watcher:
             # Recording initializes CUDA, which a process must not do before a fork. So it waits for the first
             # use.
             self._torch.cuda._lazy_call(self._record)
+        with _reported("the account cannot be read by other programs"):
+            _account.serve()
         with _reported("steps are not counted"):
             if self._options["every"]:
                 optimizer = importlib.import_module("torch.optim.optimizer")
@@ -197,6 +200,8 @@ class Watcher:
         if not self._torch.cuda.is_initialized():
             raise LibraryError("CUDA is not in use yet")
         snapshot = _torch._snapshot(None)
+        with _reported("the snapshot has no account"):
+            snapshot["account"] = json.dumps(_account.owners(self._torch))
         if failed is not None:
             traces = snapshot["device_traces"]
             traces[:] = [_without_failures(trace, at in failed) for at, trace in enumerate(traces)]

@@ -59,6 +59,7 @@ def torch_with(failures):
         ),
     )
     torch._C._cuda_isHistoryEnabled = lambda: bool(torch.recorded)
+    torch._C._cuda_hasPrimaryContext = lambda device: False
     torch.distributed.is_initialized = lambda: False
     return torch
 

@@ -9,6 +9,7 @@ use stratalloc::driver::{DeviceInfo, Driver, ProcessUsage};
 use stratalloc::registry;
 use stratalloc::size::human_bytes;
 
+use super::account;
 use super::device::Device;
 use super::outcome::{Outcome, Result, out};
 use super::show::Side::{Left, Right};
@@ -17,7 +18,14 @@ use super::show::table;
 /// Arguments of `info`.
 #[derive(Args, Debug)]
 pub(crate) struct Info {
-    /// Print one JSON object.
+    /// Device to list: sim, host or cuda:N. Default: all.
+    #[arg(long)]
+    device: Option<Device>,
+    /// List the owners of the memory of each CUDA device that this process uses. Asks the process, and waits
+    /// for its answer.
+    #[arg(long, value_name = "PID")]
+    pid: Option<u32>,
+    /// Print one JSON object; with --pid, one for each device.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -29,7 +37,11 @@ type Found = (Device, Result<(DeviceInfo, Vec<&'static str>, Holders), String>);
 type Holders = Result<Vec<ProcessUsage>, String>;
 
 pub(crate) fn run(args: &Info) -> Result<Outcome> {
-    let found: Vec<Found> = Device::all().into_iter().map(find).collect();
+    let devices = args.device.map_or_else(Device::all, |device| vec![device]);
+    if let Some(process) = args.pid {
+        return account::run(process, &devices, args.json);
+    }
+    let found: Vec<Found> = devices.into_iter().map(find).collect();
     match args.json {
         true => writeln!(out(), "{}", as_json(&found))?,
         false => write_tables(&found)?,

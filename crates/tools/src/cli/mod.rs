@@ -6,6 +6,7 @@
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod account;
 mod advise;
 mod assertion;
 mod bench;
@@ -49,7 +50,9 @@ struct Arguments {
 enum Command {
     /// Show the keys of a configuration, their values and where they come from.
     Explain(explain::Explain),
-    /// List the devices and strategies of this machine, and their features.
+    /// List the devices and strategies of this machine, and their features; or the owners of a device's
+    /// memory.
+    #[command(after_help = "Example: stratalloc info --pid 4242")]
     Info(info::Info),
     /// Repeat recordings on an allocator.
     Replay(replay::Replay),

@@ -1,5 +1,7 @@
 //! The command line as scripts use it: fields, exit codes, carets, pipes.
 
+#[cfg(target_os = "linux")]
+mod account;
 mod advice;
 mod advise;
 mod at;

@@ -1,0 +1,241 @@
+//! `stratalloc info --pid`: the owners of the memory that a device uses, as seen by a running process.
+//!
+//! A process whose Python program calls `stratalloc.watch()` sends its account through a socket. For other
+//! processes the account has only what the list of processes contains.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use stratalloc::driver::ProcessUsage;
+
+use super::device::Device;
+use super::outcome::{Outcome, Result, out, write_stderr};
+use super::show::Side::{Left, Right};
+use super::show::{mib, table};
+
+/// Limits the text that another process sends.
+const TEXT_BYTES_MAX: u64 = 1 << 20;
+/// The other process waits for the command line while it makes its account.
+const WAIT: Duration = Duration::from_secs(90);
+
+/// A part of a device's used memory.
+#[derive(Debug, PartialEq)]
+struct Row {
+    owner: String,
+    kind: String,
+    bytes: i64,
+    /// The way in which the bytes were found.
+    found_by: String,
+}
+
+/// The account of a device.
+#[derive(Debug, PartialEq)]
+struct Account {
+    device: u64,
+    used_bytes: u64,
+    total_bytes: u64,
+    rows: Vec<Row>,
+}
+
+/// Prints the account of each of `devices` that the process uses.
+pub(crate) fn run(process: u32, devices: &[Device], as_json: bool) -> Result<Outcome> {
+    let accounts = match asked(process) {
+        Ok(accounts) => accounts,
+        Err(error) => {
+            write_stderr(format_args!(
+                "note: process {process} sends no account ({error}); the list of processes has less: \
+                 stratalloc.watch() in the program sends it"
+            ));
+            from_outside(process, devices)?
+        }
+    };
+    if accounts.is_empty() {
+        return Err(format!("process {process} uses no CUDA device that is visible here").into());
+    }
+    for account in &accounts {
+        write_account(process, account, as_json)?;
+    }
+    Ok(Outcome::Good)
+}
+
+fn write_account(process: u32, account: &Account, as_json: bool) -> io::Result<()> {
+    let Account { device, used_bytes, total_bytes, rows } = account;
+    if as_json {
+        let row = |row: &Row| json!({"owner": row.owner, "kind": row.kind, "bytes": row.bytes, "found_by": row.found_by});
+        let rows: Vec<_> = rows.iter().map(row).collect();
+        let line = json!({
+            "process": process, "device": device, "used_bytes": used_bytes, "total_bytes": total_bytes,
+            "rows": rows,
+        });
+        return writeln!(out(), "{line}");
+    }
+    let (used, total) = (mib(*used_bytes as f64), mib(*total_bytes as f64));
+    writeln!(out(), "cuda:{device}: {used} of {total} MiB used, as seen by process {process}")?;
+    let cells = |row: &Row| {
+        let share = 100.0 * row.bytes as f64 / (*used_bytes).max(1) as f64;
+        let bytes = mib(row.bytes as f64);
+        vec![
+            row.owner.clone(),
+            row.kind.clone(),
+            bytes,
+            format!("{share:.1}"),
+            row.found_by.clone(),
+        ]
+    };
+    let heading =
+        [("owner", Left), ("kind", Left), ("MiB", Right), ("% of used", Right), ("found by", Left)];
+    table(&mut out(), &heading, &rows.iter().map(cells).collect::<Vec<_>>())
+}
+
+/// Asks a process for its account.
+#[cfg(target_os = "linux")]
+fn asked(process: u32) -> Result<Vec<Account>, String> {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixStream};
+
+    let read = || {
+        let name = format!("stratalloc-account-{process}");
+        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+        stream.set_read_timeout(Some(WAIT))?;
+        let mut text = Vec::new();
+        stream.take(TEXT_BYTES_MAX).read_to_end(&mut text)?;
+        io::Result::Ok(text)
+    };
+    let text = read().map_err(|error| error.to_string())?;
+    let sent: Value =
+        serde_json::from_slice(&text).map_err(|error| format!("it sent no account: {error}"))?;
+    if let Some(error) = sent["error"].as_str() {
+        return Err(error.to_owned());
+    }
+    parsed(&sent).ok_or_else(|| "it sent no account".to_owned())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn asked(_: u32) -> Result<Vec<Account>, String> {
+    Err("only on Linux".to_owned())
+}
+
+fn parsed(sent: &Value) -> Option<Vec<Account>> {
+    let row = |row: &Value| {
+        let text = |key: &str| Some(row[key].as_str()?.to_owned());
+        let (owner, kind, found_by) = (text("owner")?, text("kind")?, text("found_by")?);
+        Some(Row { owner, kind, bytes: row["bytes"].as_i64()?, found_by })
+    };
+    let account = |account: &Value| {
+        Some(Account {
+            device: account["device"].as_u64()?,
+            used_bytes: account["used_bytes"].as_u64()?,
+            total_bytes: account["total_bytes"].as_u64()?,
+            rows: account["rows"].as_array()?.iter().map(row).collect::<Option<_>>()?,
+        })
+    };
+    sent["accounts"].as_array()?.iter().map(account).collect()
+}
+
+/// Returns what the devices' lists of processes contain, for those that list `process`.
+fn from_outside(process: u32, devices: &[Device]) -> Result<Vec<Account>> {
+    let mut accounts = Vec::new();
+    for device in devices {
+        let Device::Cuda(number) = *device else {
+            continue;
+        };
+        // A device that cannot be opened is not used here.
+        let Ok(opened) = device.open(None) else {
+            continue;
+        };
+        let driver = &*opened.driver;
+        let Some(processes) = driver.processes() else {
+            continue;
+        };
+        let memory = driver.memory_info()?;
+        let rows = rows_from_outside(process, std::process::id(), &processes.list()?);
+        accounts.extend(
+            rows.map(|rows| account_of(number, memory.total_bytes, memory.free_bytes, rows)),
+        );
+    }
+    Ok(accounts)
+}
+
+/// The rows of other processes, and the bytes of this program's own context.
+struct FromOutside {
+    rows: Vec<Row>,
+    own_bytes: u64,
+}
+
+/// Returns the rows of an account from a list of processes, or `None` if `process` is not in it. This
+/// program, `own`, is in the list with the bytes of a bare context.
+fn rows_from_outside(process: u32, own: u32, list: &[ProcessUsage]) -> Option<FromOutside> {
+    let bytes: BTreeMap<u32, u64> =
+        list.iter().map(|usage| (usage.process, usage.used_bytes)).collect();
+    let all = *bytes.get(&process)?;
+    let own_bytes = bytes.get(&own).copied().unwrap_or(0);
+    let context = own_bytes.min(all);
+    let row = |owner: String, kind: &str, bytes: u64, found_by: &str| Row {
+        owner,
+        kind: kind.to_owned(),
+        bytes: i64::try_from(bytes).unwrap_or(i64::MAX),
+        found_by: found_by.to_owned(),
+    };
+    let mut rows = Vec::new();
+    if context > 0 {
+        let kind = "of a process that does nothing";
+        rows.push(row("context".to_owned(), kind, context, "a bare process"));
+    }
+    let owner = format!("process {process}");
+    rows.push(row(owner, "allocators, libraries and kernels", all - context, "process list"));
+    let others = bytes.iter().filter(|(other, _)| ![process, own].contains(other));
+    let others = others
+        .map(|(other, bytes)| row(format!("process {other}"), "all of it", *bytes, "process list"));
+    rows.extend(others);
+    Some(FromOutside { rows, own_bytes })
+}
+
+/// Returns the account with the rows and the remainder. This program's own context is not counted.
+fn account_of(number: u32, total_bytes: u64, free_bytes: u64, found: FromOutside) -> Account {
+    let FromOutside { mut rows, own_bytes } = found;
+    let used_bytes = total_bytes.saturating_sub(free_bytes).saturating_sub(own_bytes);
+    let owned: i64 = rows.iter().map(|row| row.bytes).sum();
+    let bytes = i64::try_from(used_bytes).unwrap_or(i64::MAX).saturating_sub(owned);
+    let (owner, found_by) = ("unknown".to_owned(), "remainder".to_owned());
+    rows.push(Row { owner, kind: String::new(), bytes, found_by });
+    Account { device: number.into(), used_bytes, total_bytes, rows }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn an_account_from_outside_adds_up_and_leaves_this_program_out() {
+        let usage = |process, mib| ProcessUsage { process, used_bytes: mib * MIB };
+        let list = [usage(7, 3000), usage(8, 500), usage(9, 600)];
+        let found = rows_from_outside(7, 8, &list).expect("it is listed");
+        let account = account_of(0, 80_000 * MIB, 75_800 * MIB, found);
+        let rows: Vec<_> =
+            account.rows.iter().map(|row| (row.owner.as_str(), row.bytes / MIB as i64)).collect();
+        let expected =
+            [("context", 500), ("process 7", 2500), ("process 9", 600), ("unknown", 100)];
+        assert_eq!((account.used_bytes / MIB, rows), (3700, expected.to_vec()));
+        assert!(rows_from_outside(6, 8, &list).is_none());
+    }
+
+    #[test]
+    fn a_text_that_is_no_account_is_refused() {
+        let row = json!({"owner": "a", "kind": "", "bytes": -5, "found_by": "b"});
+        let account = |row: Value| {
+            let one = json!({"device": 0, "used_bytes": 1, "total_bytes": 2, "rows": [row]});
+            json!({ "accounts": [one] })
+        };
+        let parsed_rows = parsed(&account(row)).expect("it is one");
+        assert_eq!(parsed_rows[0].rows[0].bytes, -5);
+        for sent in [json!({}), json!([]), account(json!({"owner": 5})), json!({"accounts": [{}]})]
+        {
+            assert_eq!(parsed(&sent), None, "{sent}");
+        }
+    }
+}
