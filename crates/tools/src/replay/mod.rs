@@ -31,7 +31,7 @@ pub use stacks::{Frame, StackId, Stacks};
 pub(crate) use start::free_block;
 pub use start::{LiveBlock, Start};
 pub(crate) use trace::reserved_before_and_peak;
-pub use trace::{Annotation, HostMemory, MadeHere, Trace, TraceEvent, UnknownEntries};
+pub use trace::{Annotation, HostMemory, MadeHere, Owner, Trace, TraceEvent, UnknownEntries};
 pub(crate) use verify::started;
 pub use verify::{Misfit, Until, Verification, verify, verify_until};
 pub use workload::{Op, Workload};

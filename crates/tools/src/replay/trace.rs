@@ -2,7 +2,7 @@
 //!
 //! The readers build and check a [`Trace`], for any encoding. Addresses and sizes are in bytes.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::stacks::{StackId, Stacks};
 use stratalloc::config::{Compat, Config, TorchVersion};
@@ -38,6 +38,21 @@ pub struct Trace {
     pub annotations: Vec<Annotation>,
     /// Pinned host memory, if the recording contains it.
     pub host: Option<HostMemory>,
+    /// The owners of the used memory of the device at the end, if the recording contains them.
+    pub account: Vec<Owner>,
+}
+
+/// A part of the used memory of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Owner {
+    /// The allocator, a library, or a process.
+    pub owner: String,
+    /// What the memory is used for.
+    pub kind: String,
+    /// The number of bytes. That of an unknown owner is negative if other rows overlap.
+    pub bytes: i64,
+    /// The way in which the bytes were found.
+    pub found_by: String,
 }
 
 /// A text that a program attached to a live block, as `torch.cuda.memory._annotate_tensor` does.

@@ -6,7 +6,7 @@
 const PAGE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/style.css");
 /// The scripts, each after those that it depends on.
-const SCRIPTS: [&str; 8] = [
+const SCRIPTS: [&str; 9] = [
     include_str!("page/data.js"),
     include_str!("page/tools.js"),
     include_str!("page/timeline.js"),
@@ -14,6 +14,7 @@ const SCRIPTS: [&str; 8] = [
     include_str!("page/holders.js"),
     include_str!("page/needs.js"),
     include_str!("page/advice.js"),
+    include_str!("page/account.js"),
     include_str!("page/main.js"),
 ];
 

@@ -15,7 +15,7 @@ use super::rows::{Kept, PageLimits};
 use super::stacks::{LIVED_BEFORE, StackTable, Stacks};
 use super::words::{AdviceData, NeedsData};
 use crate::analysis::{Callers, Category, Compared, Limit, counted_as};
-use crate::replay::{Annotation, StackId, Trace};
+use crate::replay::{Annotation, Owner, StackId, Trace};
 use stratalloc::ids::PoolId;
 use stratalloc::size::PoolKind;
 
@@ -47,6 +47,8 @@ struct Sheet<'a> {
     failures: FailuresData,
     /// The moment, the text and the bytes of the block, for each annotation.
     annotations: Vec<(u32, String, u64)>,
+    /// The owners of the used memory at the end.
+    account: Vec<Owner>,
     moments: Option<Vec<u32>>,
     base: String,
     unit: u64,
@@ -235,6 +237,7 @@ fn as_text(
         columns: columns_data(lives, detail.columns),
         failures: failures(lives, &table, detail.failures),
         annotations: annotations(&trace.annotations, detail),
+        account: account(&trace.account, detail),
         moments: kept.moments.clone(),
         base: format!("{base:#x}"),
         unit,
@@ -259,6 +262,18 @@ fn annotations(all: &[Annotation], detail: &Detail) -> Vec<(u32, String, u64)> {
     let of =
         |note: &Annotation| (note.events_before, cut(&note.text, detail.texts), note.size_bytes);
     first.map(of).collect()
+}
+
+/// Returns the first rows of the account, at most as many as failures are listed.
+fn account(all: &[Owner], detail: &Detail) -> Vec<Owner> {
+    let short = |text: &str| cut(text, detail.texts);
+    let of = |row: &Owner| Owner {
+        owner: short(&row.owner),
+        kind: short(&row.kind),
+        found_by: short(&row.found_by),
+        bytes: row.bytes,
+    };
+    all.iter().take(detail.failures).map(of).collect()
 }
 
 fn left_out(kept: &Kept) -> Vec<String> {

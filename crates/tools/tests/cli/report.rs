@@ -113,6 +113,9 @@ fn text_from_a_recording_is_data_and_no_markup() {
     assert_eq!(data[0]["name"], "a<img src=x>");
     let texts = data[0]["stacks"]["texts"].as_array().unwrap();
     assert!(texts.iter().any(|text| text == made::HOSTILE), "{texts:?}");
+    let owners = data[0]["account"].as_array().unwrap();
+    assert_eq!(owners.len(), 2, "those of the device: {owners:?}");
+    assert_eq!(owners[0]["owner"], made::HOSTILE);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use super::encoding::Format;
 use super::error::{Failure, Mismatch, PickleProblem};
 use super::fields::{Entry, SHOWN_CHARS, Scalar, needed};
 use super::heap::{Constant, Heap, Items, Record, Value, View};
-use super::parts::{Beside, Parts};
+use super::parts::{Beside, ListedOwner, Parts};
 use super::path::Path;
 use super::stack_reader::StackReader;
 use super::words::Word;
@@ -87,6 +87,7 @@ impl<'h> Interpreter<'h> {
         parts.segments = needed(segments, "the key segments")?;
         self.at(record, Word::AllocatorSettings, |me, settings| me.settings(settings, &mut parts))?;
         self.at(record, Word::DeviceTraces, |me, devices| me.devices(devices, &mut parts))?;
+        parts.account = self.at(record, Word::Account, Self::account)?.unwrap_or_default();
         let host_segments = self.at(record, Word::HostSegments, Self::entries)?;
         parts.host_segments = host_segments.unwrap_or_default();
         if let Some(events) = self.at(record, Word::HostTraces, Self::entries)? {
@@ -128,6 +129,15 @@ impl<'h> Interpreter<'h> {
             }
             _ => Err(self.mismatch("a configuration string or None", conf)),
         }
+    }
+
+    /// Returns the rows of the accounts of all devices, which are a JSON text.
+    fn account(&mut self, account: Value) -> Result<Vec<ListedOwner>, Stop> {
+        let text = self.conf(account)?;
+        let rows: Vec<ListedOwner> = serde_json::from_str(&text)
+            .map_err(|error| Mismatch::new("the rows of an account", error.to_string()))?;
+        self.budget.charge(size_of_val(&*rows) as u64)?;
+        Ok(rows)
     }
 
     /// Reads the events of the requested device, or of the device with the most events.

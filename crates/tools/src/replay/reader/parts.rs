@@ -5,9 +5,11 @@
 
 use std::collections::BTreeSet;
 
+use serde::Deserialize;
+
 use super::Limits;
 use super::fields::ListedSegment;
-use crate::replay::{Annotation, HostMemory, Trace, TraceEvent, UnknownEntries};
+use crate::replay::{Annotation, HostMemory, Owner, Trace, TraceEvent, UnknownEntries};
 use stratalloc::history::SegmentLayout;
 
 /// The parts of a snapshot that were read.
@@ -22,6 +24,16 @@ pub(super) struct Parts {
     /// The segments of pinned host memory.
     pub(super) host_segments: Vec<ListedSegment>,
     pub(super) host_events: Vec<TraceEvent>,
+    /// The rows of the accounts of all devices.
+    pub(super) account: Vec<ListedOwner>,
+}
+
+/// A row of an account, and its device.
+#[derive(Deserialize)]
+pub(super) struct ListedOwner {
+    device: u32,
+    #[serde(flatten)]
+    owner: Owner,
 }
 
 /// Entries of a list that are not events.
@@ -39,7 +51,7 @@ impl Parts {
     ///
     /// Without events, chooses the requested device, or else the first one that has segments.
     pub(super) fn into_trace(self, limits: &Limits) -> Trace {
-        let Self { mut trace, segments, device, host_segments, host_events } = self;
+        let Self { mut trace, segments, device, host_segments, host_events, account } = self;
         let numbers: BTreeSet<u32> = segments.iter().filter_map(|s| s.device).collect();
         let device = limits.device.or(device).or(numbers.first().copied()).unwrap_or_default();
         if trace.events.is_empty() && trace.other_devices == 0 {
@@ -51,6 +63,8 @@ impl Parts {
         let is_own = |s: &ListedSegment| s.device.is_none_or(|number| number == device);
         trace.segments = segments.into_iter().filter(is_own).map(|s| s.layout).collect();
         SegmentLayout::sort(&mut trace.segments);
+        let of_device = account.into_iter().filter(|listed| listed.device == device);
+        trace.account = of_device.map(|listed| listed.owner).collect();
         let host: Vec<_> = host_segments.into_iter().map(|segment| segment.layout).collect();
         trace.host = HostMemory::of(&host, &host_events);
         trace

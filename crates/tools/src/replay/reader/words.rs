@@ -1,8 +1,8 @@
 //! The words of a snapshot: the keys that are read, and text values that have a meaning or occur often.
 //!
 //! A stored word takes one or two bytes, while its text has about twenty. Values under other keys are
-//! dropped. Source: PyTorch's `torch.cuda.memory._snapshot`. Three words (`stratalloc`, `limit_bytes` and
-//! `total_bytes`) occur only in snapshots of this library.
+//! dropped. Source: PyTorch's `torch.cuda.memory._snapshot`. Four words (`stratalloc`, `limit_bytes`,
+//! `total_bytes` and `account`) occur only in snapshots that this library or its Python package wrote.
 
 macro_rules! words {
     ($($word:ident = $text:literal,)*) => {
@@ -39,6 +39,7 @@ words! {
     LimitBytes = "limit_bytes",
     TotalBytes = "total_bytes",
     MaxRoundThreshold = "max_round_threshold",
+    Account = "account",
     Action = "action",
     Addr = "addr",
     DeviceFree = "device_free",

@@ -52,6 +52,7 @@ function show(recording, moment = firstMoment(recording)) {
   showJumps();
   showHolders();
   showNeeds();
+  showAccount();
   choose(moment);
 }
 

@@ -172,7 +172,11 @@ fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
     let seen = json["recordings"].as_array().expect("a list");
     assert_eq!(seen.len(), 9, "one file has two devices: {json:#}");
     let of = |name: &str| seen.iter().find(|seen| seen["name"] == name).expect("it is shown");
+    let owners = of("hostile")["account"].as_str().expect("it is shown");
+    let rows = [made::HOSTILE, "60.0 MiB\t150 %", "unknown\tk\t-20.0 MiB\t-50.0 %\tf"];
+    assert!(rows.iter().all(|row| owners.contains(row)), "{owners}");
     let serve = of("serve.default");
+    assert!(serve["account"].is_null(), "{serve:#}");
     assert_eq!(serve["otherMap"], true);
     assert!(serve["area"] == true && serve["block"]["hasSize"] == true, "{serve:#}");
     assert!(

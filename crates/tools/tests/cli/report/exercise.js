@@ -192,6 +192,7 @@ function exercise(recording) {
   key(timelineCanvas, "p");
   result.peakShown = state.moment === recording.peak_reserved.moment;
   result.sums = byId("segments-sums").textContent;
+  result.account = byId("account").hidden ? null : byId("account-table").innerText;
   key(byId("segments-canvas"), "ArrowRight");
   result.keyBlock = state.block !== NOTHING && byId("segments-text").textContent.length > 10;
   const { moments, events } = recording;

@@ -31,7 +31,19 @@ pub(super) fn hostile() -> String {
     made.segment(base, 20 * MIB);
     (0..6).for_each(|at| made.alloc_with(base + at * 3 * MIB, 3 * MIB, &frames));
     [1, 3].into_iter().for_each(|at| made.free(base + at * 3 * MIB, 3 * MIB));
-    made.json()
+    made.json().replacen('{', &format!("{{{},", account(&text)), 1)
+}
+
+/// Returns the key of an account of two devices. `owner` is a JSON text.
+fn account(owner: &str) -> String {
+    let row = |device: u32, owner: &str, bytes: i64| {
+        format!(
+            r#"{{"device":{device},"owner":{owner},"kind":"k","bytes":{bytes},"found_by":"f"}}"#
+        )
+    };
+    let rows = [row(0, owner, 60 << 20), row(1, owner, 1), row(0, r#""unknown""#, -(20 << 20))];
+    let rows = serde_json::to_string(&format!("[{}]", rows.join(","))).expect("text is JSON");
+    format!(r#""account":{rows}"#)
 }
 
 /// Returns a recording with live blocks and without events.

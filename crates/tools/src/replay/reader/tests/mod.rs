@@ -240,6 +240,20 @@ fn remarks_are_skipped_and_settings_may_be_absent() {
 }
 
 #[test]
+fn the_account_of_the_device_is_read() {
+    let with = |account| dict([("segments", list([])), ("account", text(account))]);
+    let rows = r#"[{"device":0,"owner":"a","kind":"","bytes":-7,"found_by":"b"},
+        {"device":1,"owner":"a","kind":"","bytes":8,"found_by":"b"}]"#;
+    let trace = read_both(&with(rows)).unwrap();
+    let bytes: Vec<_> = trace.account.iter().map(|row| row.bytes).collect();
+    assert_eq!((trace.device, bytes), (0, vec![-7]));
+    for bad in ["", "{}", r#"[{"device":0}]"#] {
+        let error = read_both(&with(bad)).unwrap_err();
+        assert!(error.contains("account: expected the rows of an account"), "{error}");
+    }
+}
+
+#[test]
 fn pools_may_be_lists_or_tuples() {
     for pair in [list, tuple] {
         let pool = pair([int(1), int(2)]);
