@@ -52,6 +52,8 @@ pub struct Verification {
     pub first_mismatch: Option<String>,
     /// The recorded requests, and the inferred calls of `empty_cache`.
     pub workload: Workload,
+    /// The allocator's layout after the last replayed event.
+    pub layout: Vec<SegmentLayout>,
     /// Whether the limit on reserved bytes is too low or too high, if the first difference shows that.
     pub limit: Option<Misfit>,
 }
@@ -175,6 +177,7 @@ pub fn verify_until(
         verifier.compare_layout(trace, !start.is_empty());
     }
     let Verifier { mut result, builder, .. } = verifier;
+    result.layout = engine.layout();
     result.workload = builder.workload;
     result.run.wall_s = begin.elapsed().as_secs_f64();
     result.run.statistics = engine.statistics();

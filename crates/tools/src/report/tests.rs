@@ -47,6 +47,35 @@ fn the_last_map_is_the_layout_that_was_recorded() {
     }
 }
 
+/// Replays the events up to a request, and compares the allocator's layout with the map of that moment.
+#[test]
+fn the_map_of_each_moment_is_the_layout_of_a_replay_that_ends_there() {
+    let names = "serve.default unet.expandable unet.frac045 multistream.expandable cudagraph.default \
+                 fuzz.exppools.1 fuzz.expsplitgc.1.frac02 fuzz.streams.1.frac025";
+    for name in names.split(' ') {
+        let trace = shipped(name);
+        let config = Config::parse(&trace.conf, &stratalloc::registry::key_table()).unwrap();
+        let whole = Recording::new(trace.clone(), Some(config.clone()), Memory::default());
+        let (total_bytes, lives) = (whole.total_bytes(), lives(&trace));
+        let config = trace.as_recorded(config);
+        for part in 1..10 {
+            let from = trace.events.len() * part / 10;
+            let is_request = |event: &TraceEvent| event.action == Action::Alloc;
+            let moment = from + 1 + trace.events[from..].iter().position(is_request).unwrap();
+            let mut begin = Trace { torch: Some(trace.torch_version()), ..trace.clone() };
+            begin.events.truncate(moment);
+            let shown = lives.layout(u32::try_from(moment).unwrap());
+            // Entries before PyTorch 2.12 contain no pool: the replay reads it from the segments.
+            begin.segments = shown.clone();
+            let fraction = whole.fraction_of(total_bytes);
+            let replayed = crate::replay::verify(&begin, &config, total_bytes, fraction).unwrap();
+            let mismatches = replayed.address_mismatches + replayed.segment_mismatches;
+            assert_eq!(mismatches, 0, "{name} at {moment}");
+            assert_eq!(plain(&shown), plain(&replayed.layout), "{name} at {moment}");
+        }
+    }
+}
+
 /// Tests a recording of the last events only, in which the memory before them must be reconstructed.
 #[test]
 fn a_cut_recording_shows_what_was_there_before() {
