@@ -6,11 +6,12 @@
 const PAGE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/style.css");
 /// The scripts, each after those that it depends on.
-const SCRIPTS: [&str; 9] = [
+const SCRIPTS: [&str; 10] = [
     include_str!("page/data.js"),
     include_str!("page/tools.js"),
     include_str!("page/timeline.js"),
     include_str!("page/segments.js"),
+    include_str!("page/blocks.js"),
     include_str!("page/holders.js"),
     include_str!("page/needs.js"),
     include_str!("page/advice.js"),

@@ -3,6 +3,7 @@
 mod browser;
 mod large;
 mod made;
+mod slider;
 
 use super::*;
 

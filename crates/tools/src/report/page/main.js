@@ -1,15 +1,16 @@
 // Selects the recording and the moment that the page shows. The page's address contains both, so that a
 // link restores them.
 
-/// Shows a moment, or the nearest one that the page can show.
+/// Shows a moment, or the nearest one that the page can show. The chosen block stays chosen while it lives.
 function choose(moment) {
   const { recording } = state;
+  const { born, gone } = recording.blocks;
   state.moment = shownMoment(recording, moment);
-  state.block = NOTHING;
+  if (!(born[state.block] <= state.moment && state.moment < gone[state.block])) state.block = NOTHING;
   follow();
   drawTimeline();
   drawSegments();
-  byId("segments-text").textContent = "";
+  sayBlock();
   byId("timeline-text").textContent = `Chosen: ${when(recording, state.moment)}: ${bytesText(bytesAt(recording, state.moment))}.`;
   if (state.holders === "now") drawHolders();
   showAddress();

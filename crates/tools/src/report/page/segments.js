@@ -1,6 +1,6 @@
 // The map of all segments at the chosen moment.
 
-const map = { pieces: [], heaps: [], order: [], width: 0 };
+const map = { pieces: [], heaps: [], order: [] };
 const ROW = 15, GAP = 3, TITLE = 20;
 
 /// Returns the layout at a moment: the heaps, their segments, and the parts of each segment in address
@@ -29,16 +29,67 @@ function layoutAt(recording, moment) {
   }
   const heaps = new Map();
   for (const segment of joined) {
-    const key = `${segment.heap}`;
-    if (!heaps.has(key)) heaps.set(key, { heap: segment.heap, segments: [], size: 0, live: 0, requested: 0, waiting: 0, rest: 0, idle: 0 });
+    const key = segment.heap;
+    if (!heaps.has(key)) heaps.set(key, { heap: segment.heap, segments: [], bars: [], size: 0, live: 0, requested: 0, waiting: 0, rest: 0, idle: 0 });
     const heap = heaps.get(key);
     heap.segments.push(segment);
     for (const name of ["size", "live", "requested", "waiting"]) heap[name] += segment[name];
     heap[segment.used ? "rest" : "idle"] += segment.free;
   }
+  for (const bar of [...joined, ...unmappedIn(recording, joined)]) heaps.get(bar.heap).bars.push(bar);
   const all = [...heaps.values()].sort((a, b) => b.size - a.size);
-  all.forEach((heap) => heap.segments.sort((a, b) => b.size - a.size || a.address - b.address));
+  all.forEach((heap) => heap.bars.sort((a, b) => b.whole.size - a.whole.size || a.whole.address - b.whole.address || a.address - b.address));
   return all;
+}
+
+/// Returns the address ranges of the expandable segments, by address: the pages of one heap that are mapped
+/// at any moment, adjacent ones joined.
+function expandableRanges(recording) {
+  if (recording.ranges) return recording.ranges;
+  const { segments } = recording;
+  const pages = [...segments.born.keys()].filter((at) => segments.expandable[at] === 1).sort((a, b) => segments.address[a] - segments.address[b]);
+  const last = new Map();
+  recording.ranges = [];
+  for (const at of pages) {
+    const [address, heap, large] = [segments.address[at], segments.heap[at], segments.large[at] === 1];
+    const end = address + segments.size[at];
+    const range = last.get(`${heap} ${large}`);
+    if (range && address <= range.address + range.size) range.size = Math.max(range.size, end - range.address);
+    else {
+      last.set(`${heap} ${large}`, { address, size: end - address, heap, large });
+      recording.ranges.push(last.get(`${heap} ${large}`));
+    }
+  }
+  return recording.ranges;
+}
+
+/// Returns the unmapped parts of the expandable segments that have a mapped page. Sets `whole` of each
+/// segment, which is the address range that contains it. The segments are in address order.
+function unmappedIn(recording, segments) {
+  const unmapped = [];
+  segments.forEach((segment) => { segment.whole = segment; });
+  const addresses = segments.map(({ address }) => address);
+  for (const range of segments.length ? expandableRanges(recording) : []) {
+    const end = range.address + range.size;
+    const gaps = [];
+    let at = range.address, isMapped = false;
+    const gap = (to) => {
+      if (to > at) gaps.push({ address: at, size: to - at, heap: range.heap, large: range.large, expandable: true, whole: range,
+        parts: [{ from: at, size: to - at, block: NOTHING, state: "unmapped" }] });
+    };
+    for (let next = placeOf(addresses, range.address); next < segments.length && addresses[next] < end; next++) {
+      const segment = segments[next];
+      if (segment.address + segment.size <= range.address) continue;
+      gap(segment.address);
+      at = Math.max(at, segment.address + segment.size);
+      if (!segment.expandable || segment.heap !== range.heap || segment.large !== range.large) continue;
+      segment.whole = range;
+      isMapped = true;
+    }
+    gap(end);
+    if (isMapped) unmapped.push(...gaps);
+  }
+  return unmapped;
 }
 
 /// Adds the parts to a segment: its blocks and the free ranges between them.
@@ -86,6 +137,7 @@ function markApart(segment) {
 }
 
 function paint(recording, heap, segment, part) {
+  if (part.state === "unmapped") return colour("page");
   if (state.by === "state") {
     if (part.state === "free") return colour(segment.used ? "rest" : "idle");
     if (part.state === "waiting") return colour("waiting");
@@ -113,6 +165,7 @@ function drawSegments() {
   const last = map.pieces[map.pieces.length - 1];
   const { pen } = cleared(canvas, Math.max(60, Math.min(16000, last ? last.y + ROW + 6 : 60)));
   const colours = new Map();
+  const chosen = [];
   pen.textBaseline = "alphabetic";
   for (const heap of map.heaps) drawTitle(pen, recording, heap);
   for (const piece of map.pieces) {
@@ -126,12 +179,13 @@ function drawSegments() {
       pen.fillStyle = colours.get(key);
       const x = piece.x + (from - piece.from) * scale;
       const w = (to - from) * scale;
-      if (part.state === "free") pen.fillRect(x, piece.y, w, ROW);
+      if (part.block === NOTHING) pen.fillRect(x, piece.y, w, ROW);
       else pen.fillRect(x, piece.y, Math.max(w > 3 ? w - 0.6 : w, 1), ROW);
-      if (part.block !== NOTHING && part.block === state.block) outline(pen, x, piece.y, Math.max(w, 2));
+      if (part.block !== NOTHING && part.block === state.block) chosen.push([x, piece.y, Math.max(w, 2)]);
     }
   }
   drawFrames(pen, recording);
+  chosen.forEach(([x, y, w]) => outline(pen, x, y, w));
   saySegments();
 }
 
@@ -176,13 +230,13 @@ function drawTitle(pen, recording, heap) {
 /// the next line.
 function place(width) {
   map.pieces = [];
-  const total = map.heaps.reduce((sum, heap) => sum + heap.size, 0);
+  const total = map.heaps.reduce((sum, heap) => heap.bars.reduce((all, { size }) => all + size, sum), 0);
   const perPixel = Math.max(1, total / (width * 22 * state.wide));
   let y = TITLE;
   for (const heap of map.heaps) {
     heap.y = y;
     let x = 0;
-    for (const segment of heap.segments) {
+    for (const segment of heap.bars) {
       let from = segment.address;
       let left = segment.size;
       if (x > 0 && x + left / perPixel > width && left / perPixel < width / 2) { x = 0; y += ROW + GAP; }
@@ -216,8 +270,32 @@ function saySegments() {
   byId("segments-sums").textContent = `${when(state.recording, state.moment)}: ${state.recording.is_short ? "drawn are " : ""}${plural(count, "segment", "segments")}, `
     + `${bytes(sum("size"))} reserved, ${bytes(sum("requested"))} live, ${bytes(sum("idle"))} in completely free segments, `
     + `${bytes(sum("rest"))} in free parts of split segments` + (sum("waiting") ? `, ${bytes(sum("waiting"))} waiting for other streams` : "");
+  byId("segments-missing").textContent = missingAt(state.recording, state.moment);
+  showSlider();
+  showBlocks();
   showApart();
   segmentsLegend();
+}
+
+/// Returns a text about the moments and blocks that the page cannot show.
+function missingAt(recording, moment) {
+  const { blocks, moments, events } = recording;
+  const merged = aliveAt(blocks, moment).filter((at) => blocks.count[at] > 1);
+  const texts = [];
+  if (moments) texts.push(`The recording is large: ${grouped(moments.length)} of ${grouped(events + 1)} moments can be chosen.`);
+  if (merged.length) texts.push(`${grouped(merged.reduce((sum, at) => sum + blocks.count[at], 0))} small blocks and the free memory between them are drawn as ${plural(merged.length, "block", "blocks")}.`);
+  if (recording.is_short) texts.push("Some small segments or blocks are not drawn.");
+  return texts.join(" ");
+}
+
+/// Sets the slider to the chosen moment. Its values are the moments that can be chosen.
+function showSlider() {
+  const { recording, moment } = state;
+  const { moments, events } = recording;
+  const slider = byId("moment");
+  slider.max = String(moments ? moments.length - 1 : events);
+  slider.value = String(moments ? placeOf(moments, moment) : moment);
+  slider.setAttribute("aria-valuetext", when(recording, moment));
 }
 
 /// Lists the segments whose free memory is fragmented, or that one small live block keeps reserved.
@@ -266,6 +344,7 @@ function segmentsLegend() {
   }[state.by];
   const frames = [];
   if (map.heaps.some((heap) => heap.segments.some((segment) => segment.expandable))) frames.push(["expandable range", "transparent", `dashed ${colour("frame")}`]);
+  if (map.heaps.some((heap) => heap.bars.length > heap.segments.length)) frames.push(["unmapped part of an expandable range", colour("page"), `dashed ${colour("frame")}`]);
   if (pairs.some(([, pool]) => recording.pools[pool].private)) frames.push(["private pool", "transparent", `solid ${colour("private")}`]);
   legend("segments-legend", [...items, ...frames]);
 }
@@ -284,28 +363,27 @@ function partAt(x, y) {
 
 function partLines({ segment, heap, part }) {
   const { recording, moment } = state;
+  if (part.state === "unmapped") return [`Unmapped: ${exactly(part.size)} of an expandable range of ${bytes(segment.whole.size)}, mapped at other moments`, heapName(recording, heap.heap)];
   const kind = (segment.expandable ? "expandable " : "") + (segment.large ? "large" : "small");
   const own = `in a ${kind} segment of ${bytes(segment.size)}, ${heapName(recording, heap.heap)}: `
     + (segment.free ? `${bytes(segment.free)} free in ${plural(segment.ranges, "range", "ranges")}` : "nothing free");
-  if (part.block === NOTHING) return [`Free: ${exactly(part.size)}, ${segment.used ? "a part of a split segment" : "the whole segment"}`, own];
+  if (part.block === NOTHING) return [`Free: ${exactly(part.size)}, ${segment.used ? "a part of a split segment" : "the whole segment"}`, ...besideLines(heap, segment, part), own];
   const keeper = segment.keepers.find((keeper) => keeper.run.includes(part));
   const apart = keeper ? [`separates free ranges of ${bytes(keeper.before)} and ${bytes(keeper.behind)}`] : [];
-  return [...blockTip(recording, part.block, moment), ...apart, own];
+  return [...blockTip(recording, part.block, moment), ...besideLines(heap, segment, part), ...apart, own];
 }
 
 function chooseBlock(block, show) {
   state.block = block;
   drawSegments();
-  const note = byId("segments-text");
-  if (block === NOTHING) { note.textContent = ""; return; }
-  note.textContent = blockLines(state.recording, block, state.moment).join("; ");
+  sayBlock();
   const piece = map.pieces.find(({ from, size }) => from <= state.recording.blocks.address[block] && state.recording.blocks.address[block] < from + size);
   const scroll = byId("segments-scroll");
   if (show && piece && (piece.y < scroll.scrollTop || piece.y > scroll.scrollTop + scroll.clientHeight - ROW)) scroll.scrollTop = piece.y - 60;
 }
 
 function stepBlock(steps) {
-  if (!map.order.length) map.order = map.heaps.flatMap((heap) => heap.segments.flatMap((segment) => segment.parts.filter((part) => part.block !== NOTHING).map((part) => part.block)));
+  if (!map.order.length) map.order = map.heaps.flatMap((heap) => heap.bars.flatMap((segment) => segment.parts.filter((part) => part.block !== NOTHING).map((part) => part.block)));
   const { order } = map;
   if (!order.length) return;
   const at = order.indexOf(state.block);
@@ -317,6 +395,7 @@ function stepBlock(steps) {
 
 function setUpSegments() {
   const canvas = byId("segments-canvas");
+  byId("moment").addEventListener("input", ({ target: { valueAsNumber: value } }) => choose(state.recording.moments ? state.recording.moments[value] : value));
   byId("segments-bar").append(
     choice("colour by", [["state", "state"], ["stream", "stream"], ["pool", "pool"], ["age", "age"]], () => state.by, (by) => { state.by = by; drawSegments(); }),
     element("span", { class: "group" }, press("+", "larger", () => { state.wide = Math.min(64, state.wide * 2); drawSegments(); }),

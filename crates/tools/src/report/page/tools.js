@@ -165,6 +165,8 @@ function blockLines(recording, at, moment) {
     const ago = moment - blocks.born[at];
     const time = recording.has_times ? ` (${duration(timeOf(recording, moment) - timeOf(recording, blocks.born[at]))})` : "";
     lines.push(blocks.born[at] === 0 ? "age: older than the recording" : `age: ${plural(ago, "event", "events")}${time}`);
+    const allocated = blocks.born[at] === 0 ? "" : `allocated at event ${grouped(blocks.born[at])}, `;
+    lines.push(allocated + (blocks.freed[at] === NEVER ? "not freed in the recording" : `freed at event ${grouped(blocks.freed[at])}`));
     lines.push(`address ${addressOf(recording, blocks.address[at])}`);
   }
   return lines;

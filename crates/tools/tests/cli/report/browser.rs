@@ -59,9 +59,20 @@ pub(super) const USUAL: Window = Window { width: 1280, is_dark: false };
 
 /// Opens a page in a window, runs `exercise.js` on it and returns the results.
 pub(super) fn used(browser: &Path, folder: &Folder, page: &str, window: Window) -> Value {
+    opened(browser, folder, page, window, include_str!("exercise.js"))
+}
+
+/// Opens a page in a window, runs a script on it and returns the results.
+pub(super) fn opened(
+    browser: &Path,
+    folder: &Folder,
+    page: &str,
+    window: Window,
+    script: &str,
+) -> Value {
     let page = std::fs::read_to_string(page).expect("the page was written");
     let copy = page.replacen("<head>", WATCH, 1);
-    let exercise = format!("<script>{}</script></body>", include_str!("exercise.js"));
+    let exercise = format!("<script>{script}</script></body>");
     let copy = copy.replacen("</body>", &exercise, 1);
     folder.file("used.html", &copy);
     // Chromium's windows are at least 500 pixels wide, but a frame inside a page can be narrower.
