@@ -15,14 +15,18 @@ const BETWEEN: [&str; 2] = ["libcudart.so", "libcuda.so"];
 pub(crate) fn library() -> String {
     let own = object_of(library as *mut c_void).map(|own| own.base);
     let mut found = None;
-    backtrace::trace(|frame| {
+    let visit = |frame: &backtrace::Frame| {
         let object = object_of(frame.ip());
         let object = object.filter(|object| Some(object.base) != own);
         found = object
             .map(|object| object.name)
             .filter(|name| !BETWEEN.iter().any(|between| name.starts_with(between)));
         found.is_none()
-    });
+    };
+    // The synchronized function would hold a lock while the linker's lock is taken. A constructor that calls
+    // the driver takes these locks in the other order.
+    // SAFETY: only the reader of symbols on Windows needs the lock.
+    unsafe { backtrace::trace_unsynchronized(visit) };
     found.unwrap_or_else(|| "unknown".to_owned())
 }
 

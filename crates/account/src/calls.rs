@@ -1,8 +1,8 @@
 //! The functions of the driver that are measured, and their wrappers.
 //!
 //! The wrappers do not depend on the signatures of the functions, so new versions of a function are measured
-//! too. A wrapper passes on twelve integer arguments, which is the maximum of all measured functions. If the
-//! function has fewer, the others are unused registers and words of the caller's stack.
+//! too. A wrapper passes on twelve integers. No measured function has more arguments, or a structure as an
+//! argument. If a function has fewer, the others are unused registers and words of the caller's stack.
 
 #![expect(unsafe_code, reason = "calling a foreign library")]
 
@@ -32,7 +32,7 @@ impl Kind {
             Self::Memory => "allocations",
             Self::Code => "kernels",
             Self::Graphs => "graphs",
-            Self::Streams => "streams and events",
+            Self::Streams => "streams",
             Self::Context => "context",
         }
     }
@@ -42,7 +42,8 @@ impl Kind {
 struct Measured {
     prefix: &'static str,
     kind: Kind,
-    /// The argument that identifies a kernel. Only the first call for each kernel is measured.
+    /// The argument that identifies a kernel. Only the first call for each kernel is measured, of any of
+    /// these functions.
     kernel: Option<usize>,
 }
 
@@ -55,7 +56,7 @@ const fn once(prefix: &'static str, kernel: usize) -> Measured {
 }
 
 /// The measured functions. The first entry that matches counts.
-const MEASURED: [Measured; 31] = [
+const MEASURED: [Measured; 30] = [
     measured("cuMemAlloc", Kind::Memory),
     measured("cuMemFree", Kind::Memory),
     measured("cuMemCreate", Kind::Memory),
@@ -72,32 +73,30 @@ const MEASURED: [Measured; 31] = [
     measured("cuMulticast", Kind::Memory),
     measured("cuArray", Kind::Memory),
     measured("cuMipmappedArray", Kind::Memory),
-    measured("cuIpc", Kind::Memory),
     once("cuLaunchKernelEx", 1),
     once("cuLaunch", 0),
     once("cuKernelGetFunction", 1),
     measured("cuModule", Kind::Code),
     measured("cuLibrary", Kind::Code),
-    measured("cuFuncSetAttribute", Kind::Code),
-    measured("cuFuncLoad", Kind::Code),
+    once("cuFuncSetAttribute", 0),
+    once("cuFuncLoad", 0),
     measured("cuGraphInstantiate", Kind::Graphs),
     measured("cuGraphExec", Kind::Graphs),
     measured("cuGraphUpload", Kind::Graphs),
+    measured("cuDeviceGraphMemTrim", Kind::Graphs),
     measured("cuStreamCreate", Kind::Streams),
     measured("cuStreamDestroy", Kind::Streams),
-    measured("cuEventCreate", Kind::Streams),
     measured("cuCtx", Kind::Context),
 ];
 
 /// Functions with these prefixes are not measured, because programs call them often and they allocate
 /// nothing.
-const EXCEPTED: [&str; 7] = [
+const EXCEPTED: [&str; 6] = [
     "cuCtxGet",
     "cuCtxPush",
     "cuCtxPop",
     "cuCtxSetCurrent",
     "cuCtxSynchronize",
-    "cuIpcGet",
     "cuGraphExecKernel",
 ];
 

@@ -41,31 +41,30 @@ impl Driver {
     }
 }
 
-/// The used memory of a device.
-pub(crate) struct Used {
-    pub(crate) ordinal: Ordinal,
-    /// The total minus the free bytes, of all processes.
-    pub(crate) used_bytes: u64,
+fn driver() -> Option<&'static Driver> {
+    static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
+    DRIVER.get_or_init(Driver::load).as_ref()
 }
 
-impl Used {
-    /// Reads the used memory of the device of the thread's current context. Returns `None` without one.
-    pub(crate) fn now() -> Option<Self> {
-        static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
-        let driver = DRIVER.get_or_init(Driver::load).as_ref()?;
-        let (mut ordinal, mut free, mut total, mut mode) = (0, 0, 0, RELAXED);
-        // SAFETY: the argument is valid for a write.
-        if unsafe { (driver.device)(&mut ordinal) } != SUCCESS {
-            return None;
-        }
-        // A thread that captures a stream may otherwise end its capture with a call that is not captured.
-        // SAFETY: the argument is valid for a read and a write.
-        unsafe { (driver.capture_mode)(&mut mode) };
-        // SAFETY: the arguments are valid for writes.
-        let status = unsafe { (driver.memory)(&mut free, &mut total) };
-        // SAFETY: as above. `mode` now has the former mode.
-        unsafe { (driver.capture_mode)(&mut mode) };
-        let used_bytes = total.checked_sub(free)? as u64;
-        (status == SUCCESS).then_some(Self { ordinal, used_bytes })
-    }
+/// Returns the device of the thread's current context. Returns `None` without one.
+pub(crate) fn current() -> Option<Ordinal> {
+    let mut ordinal = 0;
+    // SAFETY: the argument is valid for a write.
+    let status = unsafe { (driver()?.device)(&mut ordinal) };
+    (status == SUCCESS).then_some(ordinal)
+}
+
+/// Returns the used bytes of the current device: the total minus the free bytes, of all processes.
+pub(crate) fn used_bytes() -> Option<u64> {
+    let driver = driver()?;
+    let (mut free, mut total, mut mode) = (0, 0, RELAXED);
+    // In the relaxed mode, the call is allowed while the thread captures a stream.
+    // SAFETY: the argument is valid for a read and a write.
+    unsafe { (driver.capture_mode)(&mut mode) };
+    // SAFETY: the arguments are valid for writes.
+    let status = unsafe { (driver.memory)(&mut free, &mut total) };
+    // SAFETY: as above. `mode` now has the former mode.
+    unsafe { (driver.capture_mode)(&mut mode) };
+    let used = total.checked_sub(free)? as u64;
+    (status == SUCCESS).then_some(used)
 }

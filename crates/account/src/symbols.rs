@@ -84,16 +84,24 @@ unsafe extern "C" fn replacement(handle: *mut c_void, name: *const c_char) -> *m
     }
     // SAFETY: the arguments are those of the caller.
     let found = unsafe { search(handle, name) };
-    let replaced =
-        NonNull::new(found.cast()).filter(|_| caller::is_driver(found)).and_then(|found| {
-            let name = std::str::from_utf8(text).ok()?;
-            match name {
-                "cuGetProcAddress" => Some(lookup::<0>(found)),
-                "cuGetProcAddress_v2" => Some(lookup::<1>(found)),
-                _ => calls::wrapped(name, found),
-            }
-        });
+    let replaced = NonNull::new(found.cast()).and_then(|found| replaced(text, found, None));
     replaced.map_or(ptr::null_mut(), |replaced| replaced.as_ptr().cast())
+}
+
+/// Returns the replacement of a function of the driver, or `None` if it is not replaced. `version` is that of a
+/// name without a suffix.
+fn replaced(name: &[u8], found: NonNull<()>, version: Option<c_int>) -> Option<NonNull<()>> {
+    // The driver may return a function that is exported here.
+    if !caller::is_driver(found.as_ptr().cast()) {
+        return None;
+    }
+    match name {
+        b"cuGetProcAddress_v2" => Some(lookup::<1>(found)),
+        // The same name means the second version since CUDA 12.
+        b"cuGetProcAddress" if version >= Some(12_000) => Some(lookup::<1>(found)),
+        b"cuGetProcAddress" => Some(lookup::<0>(found)),
+        name => calls::wrapped(std::str::from_utf8(name).ok()?, found),
+    }
 }
 
 /// Returns the linker's `dlsym`, and lets the replaced one jump to it.
@@ -141,7 +149,10 @@ unsafe extern "C" fn look_up<const AT: usize>(
     flags: usize,
     result: *mut c_int,
 ) -> c_int {
-    let Some(lookup) = NonNull::new(LOOKUPS[AT].load(Ordering::Acquire)) else {
+    let known = NonNull::new(LOOKUPS[AT].load(Ordering::Acquire));
+    let Some(lookup) =
+        known.or_else(|| of_driver([c"cuGetProcAddress", c"cuGetProcAddress_v2"][AT]))
+    else {
         return NO_DRIVER;
     };
     // SAFETY: the function is one of the driver.
@@ -159,17 +170,47 @@ unsafe extern "C" fn look_up<const AT: usize>(
         return status;
     };
     // SAFETY: the caller passed a name that ends with a zero.
-    let replaced = match unsafe { CStr::from_ptr(symbol) }.to_bytes() {
-        // The same name means the second version since CUDA 12.
-        b"cuGetProcAddress" if version < 12_000 => Some(self::lookup::<0>(found)),
-        b"cuGetProcAddress" | b"cuGetProcAddress_v2" => Some(self::lookup::<1>(found)),
-        name => std::str::from_utf8(name).ok().and_then(|name| calls::wrapped(name, found)),
-    };
-    if let Some(replaced) = replaced {
-        // SAFETY: as above.
+    let name = unsafe { CStr::from_ptr(symbol) }.to_bytes();
+    if let Some(replaced) = replaced(name, found, Some(version)) {
+        // SAFETY: the driver has written there.
         unsafe { *function = replaced.as_ptr() };
     }
     status
+}
+
+/// The driver's `cuGetProcAddress`, which returns measured functions.
+///
+/// # Safety
+///
+/// As for the function of the driver.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the name of the driver's function")]
+pub unsafe extern "C" fn cuGetProcAddress(
+    symbol: *const c_char,
+    function: *mut *mut (),
+    version: c_int,
+    flags: usize,
+) -> c_int {
+    // SAFETY: the caller passes the arguments of the driver's function.
+    unsafe { look_up::<0>(symbol, function, version, flags, ptr::null_mut()) }
+}
+
+/// The driver's `cuGetProcAddress_v2`, which returns measured functions.
+///
+/// # Safety
+///
+/// As for the function of the driver.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the name of the driver's function")]
+pub unsafe extern "C" fn cuGetProcAddress_v2(
+    symbol: *const c_char,
+    function: *mut *mut (),
+    version: c_int,
+    flags: usize,
+    result: *mut c_int,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe { look_up::<1>(symbol, function, version, flags, result) }
 }
 
 /// Exports functions of the driver for libraries that are linked with it.
@@ -210,7 +251,8 @@ fn measured_function(known: &AtomicPtr<()>, name: &str) -> Option<Function> {
 }
 
 exported! {
-    cuMemAlloc_v2 cuMemAllocAsync cuMemFree_v2 cuMemFreeAsync cuMemCreate cuMemRelease cuMemMap cuMemUnmap
+    cuMemAlloc_v2 cuMemAllocManaged cuMemAllocPitch_v2 cuMemAllocAsync cuMemAllocFromPoolAsync cuMemHostAlloc
+    cuMemFree_v2 cuMemFreeAsync cuMemCreate cuMemRelease cuMemMap cuMemUnmap
     cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary cuModuleUnload cuModuleGetFunction
     cuLibraryLoadData cuLibraryUnload cuFuncSetAttribute cuLaunchKernel cuLaunchKernelEx
     cuLaunchCooperativeKernel cuGraphInstantiateWithFlags cuStreamCreate cuStreamCreateWithPriority

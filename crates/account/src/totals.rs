@@ -1,21 +1,40 @@
 //! The sums of the measured differences.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use parking_lot::Mutex;
 
 use crate::calls::Kind;
-use crate::device::{Ordinal, Used};
+use crate::device::{self, Ordinal};
 
 /// What was measured on a device.
-#[derive(Default)]
 struct Device {
-    /// The used bytes before the first measured call.
-    first_used_bytes: u64,
-    /// The sum of all differences. A call subtracts what other calls added while it ran.
-    measured_bytes: i64,
+    /// The used bytes before the first measured call, if there was one.
+    first_used_bytes: Option<u64>,
+    /// The used bytes when a call last began or ended.
+    last_used_bytes: u64,
+    /// The number of calls that run.
+    running: u32,
+    /// What the used bytes have grown by while calls ran. The next call that ends gets these bytes.
+    pending_bytes: i64,
     rows: BTreeMap<(String, Kind), Row>,
+}
+
+impl Device {
+    const fn new() -> Self {
+        let (last_used_bytes, running, pending_bytes) = (0, 0, 0);
+        let rows = BTreeMap::new();
+        Self { first_used_bytes: None, last_used_bytes, running, pending_bytes, rows }
+    }
+
+    /// Adds what the used bytes have grown by since a call began or ended. Growth while no call runs is not
+    /// measured.
+    fn note(&mut self, used_bytes: u64) {
+        if self.running > 0 {
+            self.pending_bytes += used_bytes.cast_signed() - self.last_used_bytes.cast_signed();
+        }
+        self.last_used_bytes = used_bytes;
+    }
 }
 
 /// The calls of one kind from one library that changed the used bytes.
@@ -25,75 +44,73 @@ struct Row {
     calls: u64,
 }
 
-static DEVICES: Mutex<BTreeMap<Ordinal, Device>> = Mutex::new(BTreeMap::new());
+/// The devices by their number. Each has its own lock, because a call of the driver for one device may wait for
+/// a kernel that another device must launch.
+static DEVICES: [Mutex<Device>; 64] = [const { Mutex::new(Device::new()) }; 64];
 
 /// A call that is being measured.
 pub(crate) struct Measurement {
+    device: &'static Mutex<Device>,
     ordinal: Ordinal,
-    used_bytes: u64,
-    measured_bytes: i64,
 }
 
 impl Measurement {
     /// Begins a measurement on the current device. Returns `None` if the thread has no current context.
     pub(crate) fn begin() -> Option<Self> {
-        let mut devices = DEVICES.lock();
-        let Used { ordinal, used_bytes } = Used::now()?;
-        let device = devices
-            .entry(ordinal)
-            .or_insert_with(|| Device { first_used_bytes: used_bytes, ..Device::default() });
-        Some(Self { ordinal, used_bytes, measured_bytes: device.measured_bytes })
+        let ordinal = device::current()?;
+        let device = DEVICES.get(usize::try_from(ordinal).ok()?)?;
+        let mut state = device.lock();
+        let used_bytes = device::used_bytes()?;
+        state.first_used_bytes.get_or_insert(used_bytes);
+        state.note(used_bytes);
+        state.running += 1;
+        Some(Self { device, ordinal })
     }
 
-    /// Ends the measurement. Adds the difference, if there is one, to the library that `find` returns.
+    /// Ends the measurement. Adds the growth, if there is any, to the library that `find` returns.
     pub(crate) fn end(self, kind: Kind, find: impl FnOnce() -> String) {
-        let difference = self.difference();
-        if difference != 0 {
+        let bytes = self.growth();
+        if bytes != 0 {
             // The search takes long, so no lock is held.
             let library = find();
-            let mut devices = DEVICES.lock();
-            let row =
-                devices.entry(self.ordinal).or_default().rows.entry((library, kind)).or_default();
-            row.bytes += difference;
+            let mut device = self.device.lock();
+            let row = device.rows.entry((library, kind)).or_default();
+            row.bytes += bytes;
             row.calls += 1;
         }
     }
 
-    fn difference(&self) -> i64 {
-        let mut devices = DEVICES.lock();
-        let now = Used::now().filter(|now| now.ordinal == self.ordinal);
-        let (Some(now), Some(device)) = (now, devices.get_mut(&self.ordinal)) else {
-            return 0;
-        };
-        let growth = now.used_bytes.cast_signed() - self.used_bytes.cast_signed();
-        let difference = growth - (device.measured_bytes - self.measured_bytes);
-        device.measured_bytes += difference;
-        difference
+    /// Returns the growth that no other call has got.
+    fn growth(&self) -> i64 {
+        // The call may have changed the current device. Then the next call on this device gets the growth.
+        let is_current = device::current() == Some(self.ordinal);
+        let mut device = self.device.lock();
+        let used_bytes = if is_current { device::used_bytes() } else { None };
+        if let Some(used_bytes) = used_bytes {
+            device.note(used_bytes);
+        }
+        device.running -= 1;
+        std::mem::take(&mut device.pending_bytes)
     }
 }
 
 /// Returns all sums as JSON.
 pub(crate) fn json() -> String {
-    let devices = DEVICES.lock();
-    let mut text = String::from("{\"devices\":[");
-    for (at, (ordinal, device)) in devices.iter().enumerate() {
-        let comma = if at > 0 { "," } else { "" };
-        let first = device.first_used_bytes;
-        let start =
-            format_args!("{comma}{{\"device\":{ordinal},\"first_used_bytes\":{first},\"rows\":[");
-        // Writing into a string cannot fail.
-        let _ = text.write_fmt(start);
-        for (at, ((library, kind), row)) in device.rows.iter().enumerate() {
-            let comma = if at > 0 { "," } else { "" };
-            let Row { bytes, calls } = row;
-            let kind = kind.name();
-            let row = format_args!(
-                "{comma}{{\"library\":\"{library}\",\"kind\":\"{kind}\",\"bytes\":{bytes},\"calls\":{calls}}}"
-            );
-            let _ = text.write_fmt(row);
+    let mut devices = Vec::new();
+    for (ordinal, device) in DEVICES.iter().enumerate() {
+        let device = device.lock();
+        if let Some(first) = device.first_used_bytes {
+            let rows: Vec<_> = device.rows.iter().map(|(key, row)| row_json(key, row)).collect();
+            let rows = rows.join(",");
+            devices.push(format!(
+                r#"{{"device":{ordinal},"first_used_bytes":{first},"rows":[{rows}]}}"#
+            ));
         }
-        text.push_str("]}");
     }
-    text.push_str("]}");
-    text
+    format!(r#"{{"devices":[{}]}}"#, devices.join(","))
+}
+
+fn row_json((library, kind): &(String, Kind), Row { bytes, calls }: &Row) -> String {
+    let kind = kind.name();
+    format!(r#"{{"library":"{library}","kind":"{kind}","bytes":{bytes},"calls":{calls}}}"#)
 }

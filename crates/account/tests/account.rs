@@ -65,8 +65,8 @@ fn growth_is_added_to_the_library_that_made_the_call() {
     };
     // Two of the four launches are of kernels that were launched before.
     assert_eq!(row("libworker.so", "kernels"), 14 * MIB);
-    assert_eq!(row("libworker.so", "allocations"), (30 + 5 + 6) * MIB + 2);
-    assert_eq!(row("program", "allocations"), -10 * MIB);
+    assert_eq!(row("libworker.so", "allocations"), (30 + 200 * (5 + 6)) * MIB + 400);
+    assert_eq!(row("program", "allocations"), -11 * MIB);
     assert_eq!(row("program", "graphs"), 2 * MIB);
     assert_eq!(device["rows"].as_array().map(Vec::len), Some(4), "{device}");
 }

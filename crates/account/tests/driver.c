@@ -68,11 +68,25 @@ int cuLaunchKernel(uintptr_t kernel, unsigned a, unsigned b, unsigned c, unsigne
     return SUCCESS;
 }
 
-int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags, int *result) {
+/* A function that is not measured, with a structure that is passed on the stack. */
+struct Handle {
+    char bytes[64];
+};
+int cuIpcOpenMemHandle_v2(uint64_t *address, struct Handle handle, unsigned flags) {
+    *address = 0;
+    for (int at = 0; at < 64; at++)
+        if (handle.bytes[at] != at + 1) return NOT_FOUND;
+    return flags == 1 ? SUCCESS : NOT_FOUND;
+}
+
+int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags,
+                        int *result) {
     *result = 0;
     if (version < 12000 || flags) return NOT_FOUND;
     if (!strcmp(name, "cuGetProcAddress")) *function = (void *)cuGetProcAddress_v2;
+    else if (!strcmp(name, "cuMemFree")) *function = (void *)cuMemFree_v2;
     else if (!strcmp(name, "cuMemAlloc")) *function = (void *)cuMemAlloc_v2;
+    else if (!strcmp(name, "cuIpcOpenMemHandle")) *function = (void *)cuIpcOpenMemHandle_v2;
     else if (!strcmp(name, "cuLaunchKernel")) *function = (void *)cuLaunchKernel;
     else return NOT_FOUND;
     return SUCCESS;

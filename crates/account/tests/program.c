@@ -13,6 +13,7 @@ void driver_make_context(void);
 int driver_capture_mode(void);
 int cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
 int cuMemFree_v2(uint64_t);
+int cuGetProcAddress_v2(const char *, void **, int, unsigned long long, int *);
 int worker_start(void);
 int worker_allocate(size_t);
 int worker_launch(uintptr_t);
@@ -36,12 +37,26 @@ int main(void) {
     CHECK(worker_launch(128) == 0);
     void *graph;
     CHECK(cuGraphInstantiateWithFlags(&graph, NULL, 2) == 0);
+    /* A lookup that is linked returns measured functions, too. */
+    int (*free_memory)(uint64_t), result;
+    CHECK(cuGetProcAddress_v2("cuMemFree", (void **)&free_memory, 12000, 0, &result) == 0);
+    CHECK(free_memory((size_t)1 * MIB) == 0);
+    struct Handle {
+        char bytes[64];
+    } handle;
+    for (int at = 0; at < 64; at++) handle.bytes[at] = (char)(at + 1);
+    int (*open_handle)(uint64_t *, struct Handle, unsigned);
+    uint64_t address;
+    CHECK(cuGetProcAddress_v2("cuIpcOpenMemHandle", (void **)&open_handle, 12000, 0, &result) == 0);
+    CHECK(open_handle(&address, handle, 1) == 0);
     /* The memory of both calls is allocated before the first of them returns. */
     pthread_t threads[2];
     void *failed;
-    for (size_t at = 0; at < 2; at++)
-        CHECK(pthread_create(&threads[at], NULL, allocate, (void *)((at + 5) * MIB + 1)) == 0);
-    for (int at = 0; at < 2; at++) CHECK(pthread_join(threads[at], &failed) == 0 && !failed);
+    for (int round = 0; round < 200; round++) {
+        for (size_t at = 0; at < 2; at++)
+            CHECK(pthread_create(&threads[at], NULL, allocate, (void *)((at + 5) * MIB + 1)) == 0);
+        for (int at = 0; at < 2; at++) CHECK(pthread_join(threads[at], &failed) == 0 && !failed);
+    }
     CHECK(driver_capture_mode() == 0);
 
     pid_t (*original)(void) = (pid_t(*)(void))dlsym(dlopen("libc.so.6", RTLD_NOW), "getppid");
