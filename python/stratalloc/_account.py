@@ -11,8 +11,9 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 
-from . import _command, _library, _sleep
+from . import _command, _library, _sleep, _torch
 from ._errors import LibraryError
 
 # The library that measures the calls of the driver, if the linker loads it before all others.
@@ -61,8 +62,8 @@ def account(device=None):
 
     Libraries of this process are told apart if ``LD_PRELOAD`` names the library whose path ``python -m
     stratalloc preload`` prints, or where :func:`measure` is used. The bytes of a context and of other
-    processes come from the command line. It is run for this, which takes about a second and as much of the
-    device as a context. Where that fails, these bytes have an unknown owner.
+    processes come from the command line. It is run for this, which takes about a second, and as much memory
+    of the device as a context. Where that fails, these bytes have an unknown owner.
     """
     torch, device = _device(device)
     used, total, rows = _rows(torch, device, _processes(device))
@@ -72,21 +73,22 @@ def account(device=None):
     return result
 
 
-def owners(torch):
-    """Returns the rows of the accounts of all devices in use, for a snapshot. Does not run the command line,
-    because that would need device memory."""
+def owners(torch, segments):
+    """Returns the rows of the accounts of all devices in use, for a snapshot with these segments. Does not run
+    the command line, because that would need device memory."""
     rows = []
     for device in _in_use(torch):
         processes = {**_UNKNOWN_PROCESSES, "context": _contexts.get(device)}
-        _, _, found = _rows(torch, device, processes)
+        _, _, found = _rows(torch, device, processes, segments)
         rows += [{"device": device, **row._asdict()} for row in found]
     return rows
 
 
-def _rows(torch, device, processes):
+def _rows(torch, device, processes, segments=None):
     """Returns the used and the total bytes of a device, and the rows of its account."""
     # These are read one after the other, because the program may allocate on other threads meanwhile.
-    pools, tags, calls = _pools(torch, device), _tags(device), _calls(device)
+    pools = _pools(torch, device, _segments(torch) if segments is None else segments)
+    tags, calls = _tags(device), _calls(device)
     for tag in tags.values():
         # The segments of a tag that sleeps are in the snapshot, and have no memory.
         pools[tag["pool"]] = (tag["mapped_bytes"], tag["live_bytes"])
@@ -101,11 +103,13 @@ def measure(name, device=None):
     outside the allocator, such as the creation of a communicator. Growth caused by other processes meanwhile
     is included. Not used where the calls of the driver are measured."""
     torch, device = _device(device)
-    before = _outside(torch, device)
+    measured = _measured[device]
+    # What blocks inside this one measure is theirs.
+    before = _outside(torch, device) - sum(measured.values())
     try:
         yield
     finally:
-        _measured[device][str(name)] += _outside(torch, device) - before
+        measured[str(name)] += _outside(torch, device) - sum(measured.values()) - before
 
 
 def rows_of(used, pools, tags, calls, measured, context, own, others):
@@ -121,8 +125,6 @@ def rows_of(used, pools, tags, calls, measured, context, own, others):
         rows.append(Row("context", "of a process that does nothing", context, "a bare process"))
     if calls is not None:
         first, of_libraries = calls
-        if context is None:
-            rows.append(Row("context", "and what was used before", first, "driver calls"))
         rows += _library_rows(of_libraries, sum(reserved for reserved, _ in pools.values()))
     else:
         rows += [Row(name, "growth", size, "measure()") for name, size in measured.items() if size]
@@ -133,12 +135,15 @@ def rows_of(used, pools, tags, calls, measured, context, own, others):
         Row(f"process {process}", "all of it", size, "process list")
         for process, size in sorted(others.items(), key=lambda one: -one[1])
     ]
-    if calls is not None and context is not None:
-        before = first - context - sum(row.bytes for row in of_others)
-        if before > 0:
-            of_others.append(Row("driver", "used before this process", before, "driver calls"))
     rows += of_others
     unknown = used - sum(row.bytes for row in rows)
+    if calls is not None:
+        # Processes whose memory was used before may have ended.
+        before = min(first - (context or 0) - sum(row.bytes for row in of_others), unknown)
+        owner = "driver" if context is not None else "context, driver and other processes"
+        if before > 0:
+            rows.append(Row(owner, "used before the first measured call", before, "driver calls"))
+            unknown -= before
     is_all = calls is None and own is None
     kind = "context, libraries, other processes" if is_all else ""
     return [*rows, Row("unknown", kind, unknown, "remainder")]
@@ -172,8 +177,8 @@ def _library_rows(of_libraries, reserved):
     for library, kind, size in of_libraries:
         owner = next((name for start, name in _OWNERS.items() if library.startswith(start)), library)
         sizes["CUDA graphs" if kind == _GRAPHS else owner, kind] += size
-    # Those of the allocator have rows of their own.
-    sizes[_PYTORCH, _ALLOCATIONS] -= reserved
+    # Those of the allocator have rows of their own. A pool may get its memory from another library.
+    sizes[_PYTORCH, _ALLOCATIONS] -= min(reserved, sizes[_PYTORCH, _ALLOCATIONS])
     ordered = sorted(sizes.items(), key=lambda one: -one[1])
     return [Row(owner, kind, size, "driver calls") for (owner, kind), size in ordered if size]
 
@@ -209,18 +214,36 @@ def _outside(torch, device):
     """Returns the used bytes of a device that are not the allocator's."""
     torch.cuda.synchronize(device)
     free, total = torch.cuda.mem_get_info(device)
-    return total - free - torch.cuda.memory_reserved(device)
+    return total - free - _statistics(torch, device)["reserved_bytes.all.current"]
 
 
-def _pools(torch, device):
-    """Returns the reserved and the live bytes of each pool of the allocator, by id."""
-    pools = collections.defaultdict(lambda: (0, 0))
+def _statistics(torch, device):
     try:
-        segments = torch.cuda.memory_snapshot()
+        return torch.cuda.memory_stats(device)
+    except RuntimeError:
+        # Functions that are installed with CUDAPluggableAllocator have no statistics there.
+        return _torch.memory_stats(device)
+
+
+def _segments(torch):
+    """Returns the segments of all devices, or ``None`` if the allocator has none: the driver's pools, and
+    functions that are installed with CUDAPluggableAllocator."""
+    try:
+        try:
+            # The history would be converted, too.
+            return torch.cuda.memory_snapshot(include_traces=False)
+        except TypeError:
+            return torch.cuda.memory_snapshot()
     except (RuntimeError, NotImplementedError):
-        # The driver's pools have no segments.
-        stats = torch.cuda.memory_stats(device)
+        return None
+
+
+def _pools(torch, device, segments):
+    """Returns the reserved and the live bytes of each pool of the allocator, by id."""
+    if segments is None:
+        stats = _statistics(torch, device)
         return {_DEFAULT_POOL: (stats["reserved_bytes.all.current"], stats["active_bytes.all.current"])}
+    pools = collections.defaultdict(lambda: (0, 0))
     for segment in segments:
         if segment["device"] == device:
             pool = tuple(segment.get("segment_pool_id", _DEFAULT_POOL))
@@ -301,13 +324,20 @@ def serve():
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(f"\0stratalloc-account-{os.getpid()}")
     listener.listen(4)
+    # Otherwise a child that outlives this process would keep readers waiting.
+    os.register_at_fork(after_in_child=listener.close)
     threading.Thread(target=_answer, args=(listener,), name="stratalloc-account", daemon=True).start()
     _serving = os.getpid()
 
 
 def _answer(listener):
     while True:
-        connection, _ = listener.accept()
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            # The program has too many open files. A reader waits until it has fewer.
+            time.sleep(1)
+            continue
         with connection, contextlib.suppress(OSError):
             connection.settimeout(_SECONDS_FOR_READERS)
             size = struct.calcsize("3i")

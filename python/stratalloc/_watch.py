@@ -201,7 +201,7 @@ class Watcher:
             raise LibraryError("CUDA is not in use yet")
         snapshot = _torch._snapshot(None)
         with _reported("the snapshot has no account"):
-            snapshot["account"] = json.dumps(_account.owners(self._torch))
+            snapshot["account"] = json.dumps(_account.owners(self._torch, snapshot.get("segments")))
         if failed is not None:
             traces = snapshot["device_traces"]
             traces[:] = [_without_failures(trace, at in failed) for at, trace in enumerate(traces)]

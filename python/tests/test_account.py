@@ -59,7 +59,7 @@ def torch_using(used, segments):
         device_count=lambda: 1,
         synchronize=lambda device: None,
         mem_get_info=lambda device: (TOTAL - used[0], TOTAL),
-        memory_reserved=lambda device: sum(one["total_size"] for one in segments),
+        memory_stats=lambda device: {"reserved_bytes.all.current": sum(one["total_size"] for one in segments)},
         memory_snapshot=lambda: segments,
     )
     torch = types.ModuleType("torch")
@@ -131,19 +131,32 @@ class Accounts(unittest.TestCase):
             ("CUDA graphs", "graphs", 15),
             ("cuBLAS", "kernels", 2),
             ("process 77", "all of it", 100),
-            ("driver", "used before this process", 10),
+            ("driver", "used before the first measured call", 10),
             ("unknown", "", 5),
         ]
         self.assertEqual(rows[5:], expected)
+        # A process that used memory before has ended.
+        self.used[0] -= 22 * MIB
+        with self.measured_calls():
+            self.assertEqual(self.rows()[-2:], [("process 77", "all of it", 100), ("unknown", "", -7)])
+
+    def test_a_pool_may_get_its_memory_from_another_library(self):
+        self.segments.append(segment((9, 0), 300, 300))
+        with self.measured_calls():
+            rows = stratalloc.account()["rows"]
+        self.assertFalse([row for row in rows if row["owner"] == "PyTorch"])
 
     def test_growth_outside_the_allocator_gets_the_name_of_a_block(self):
         with stratalloc.measure("NCCL"):
-            self.used[0] += 400 * MIB
+            self.used[0] += 300 * MIB
             with stratalloc.measure("empty"):
                 self.segments[0]["total_size"] += 50 * MIB
                 self.used[0] += 50 * MIB
+            with stratalloc.measure("inner"):
+                self.used[0] += 70 * MIB
+            self.used[0] += 100 * MIB
         rows = dict((owner, size) for owner, _, size in self.rows())
-        self.assertEqual(rows["NCCL"], 400)
+        self.assertEqual((rows["NCCL"], rows["inner"]), (400, 70))
         self.assertNotIn("empty", rows)
         with self.measured_calls():
             self.assertNotIn("measure()", [row["found_by"] for row in stratalloc.account()["rows"]])
@@ -154,14 +167,28 @@ class Accounts(unittest.TestCase):
             last = ("unknown", "context, libraries, other processes", 3800 - 2510)
             self.assertEqual(self.rows()[4:], [last])
         with self.measured_calls():
-            self.assertEqual(self.rows()[4], ("context", "and what was used before", 610))
+            last = self.rows()[-2:]
+        kind = "used before the first measured call"
+        self.assertEqual(last[0], ("context, driver and other processes", kind, 610))
 
     def test_the_drivers_pools_have_sums_only(self):
         torch = sys.modules["torch"]
         torch.cuda.memory_snapshot = mock.Mock(side_effect=RuntimeError("no segments"))
         stats = {"reserved_bytes.all.current": 70 * MIB, "active_bytes.all.current": 30 * MIB}
         torch.cuda.memory_stats = lambda device: stats
-        self.assertEqual(self.rows()[:2], [("allocator", "live tensors", 30), ("allocator", "idle cache", 40)])
+        expected = [("allocator", "live tensors", 30), ("allocator", "idle cache", 40)]
+        self.assertEqual(self.rows()[:2], expected)
+        # CUDAPluggableAllocator has no statistics; the library has its own.
+        torch.cuda.memory_stats = mock.Mock(side_effect=RuntimeError("no statistics"))
+        with mock.patch("stratalloc._torch.memory_stats", lambda device: stats):
+            self.assertEqual(self.rows()[:2], expected)
+
+    def test_the_history_is_not_converted_for_an_account(self):
+        calls = []
+        snapshot = lambda include_traces=True: calls.append(include_traces) or self.segments  # noqa: E731
+        sys.modules["torch"].cuda.memory_snapshot = snapshot
+        self.rows()
+        self.assertEqual(calls, [False])
 
     def test_a_tag_that_sleeps_has_the_bytes_that_it_maps(self):
         tag = {"pool": (7, 0), "state": "asleep", "mapped_bytes": 0, "live_bytes": 200 * MIB}
@@ -200,7 +227,8 @@ class Accounts(unittest.TestCase):
     def test_a_snapshot_of_watch_has_the_owners(self):
         watcher = _watch.Watcher(sys.modules["torch"], {"folder": str(self.folder), "files": 3})
         stratalloc.account()
-        with mock.patch("stratalloc._torch._snapshot", lambda device: {"segments": [], "device_traces": []}):
+        taken = {"segments": self.segments, "device_traces": []}
+        with mock.patch("stratalloc._torch._snapshot", lambda device: taken):
             path = watcher.snapshot()
         rows = json.loads(pickle.loads(pathlib.Path(path).read_bytes())["account"])
         self.assertEqual(sum(row["bytes"] for row in rows), self.used[0])

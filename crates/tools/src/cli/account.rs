@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use stratalloc::driver::ProcessUsage;
+use stratalloc::error::DriverError;
 
 use super::device::Device;
 use super::outcome::{Outcome, Result, out, write_stderr};
@@ -17,7 +18,7 @@ use super::show::Side::{Left, Right};
 use super::show::{mib, table};
 
 /// Limits the text that another process sends.
-const TEXT_BYTES_MAX: u64 = 1 << 20;
+const TEXT_BYTES_MAX: usize = 1 << 20;
 /// The other process waits for the command line while it makes its account.
 const WAIT: Duration = Duration::from_secs(90);
 
@@ -43,13 +44,21 @@ struct Account {
 /// Prints the account of each of `devices` that the process uses.
 pub(crate) fn run(process: u32, devices: &[Device], as_json: bool) -> Result<Outcome> {
     let accounts = match asked(process) {
-        Ok(accounts) => accounts,
+        Ok(mut accounts) => {
+            let is_listed = |number: u64| {
+                devices
+                    .iter()
+                    .any(|device| matches!(device, Device::Cuda(own) if u64::from(*own) == number))
+            };
+            accounts.retain(|account| is_listed(account.device));
+            accounts
+        }
         Err(error) => {
             write_stderr(format_args!(
                 "note: process {process} sends no account ({error}); the list of processes has less: \
                  stratalloc.watch() in the program sends it"
             ));
-            from_outside(process, devices)?
+            from_outside(process, devices)
         }
     };
     if accounts.is_empty() {
@@ -97,12 +106,26 @@ fn asked(process: u32) -> Result<Vec<Account>, String> {
     use std::os::unix::net::{SocketAddr, UnixStream};
 
     let read = || {
+        let end = Instant::now() + WAIT;
         let name = format!("stratalloc-account-{process}");
-        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
-        stream.set_read_timeout(Some(WAIT))?;
-        let mut text = Vec::new();
-        stream.take(TEXT_BYTES_MAX).read_to_end(&mut text)?;
-        io::Result::Ok(text)
+        let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+        // Any process can have taken the name.
+        let peer = rustix::net::sockopt::socket_peercred(&stream)?.pid;
+        if u32::try_from(peer.as_raw_nonzero().get()) != Ok(process) {
+            return Err(io::Error::other("another process has its socket"));
+        }
+        let (mut text, mut part) = (Vec::new(), vec![0; 1 << 16]);
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || text.len() > TEXT_BYTES_MAX {
+                return Err(io::Error::other("it sends too much, or too slowly"));
+            }
+            stream.set_read_timeout(Some(left))?;
+            match stream.read(&mut part)? {
+                0 => return Ok(text),
+                bytes => text.extend_from_slice(&part[..bytes]),
+            }
+        }
     };
     let text = read().map_err(|error| error.to_string())?;
     let sent: Value =
@@ -136,27 +159,34 @@ fn parsed(sent: &Value) -> Option<Vec<Account>> {
 }
 
 /// Returns what the devices' lists of processes contain, for those that list `process`.
-fn from_outside(process: u32, devices: &[Device]) -> Result<Vec<Account>> {
+fn from_outside(process: u32, devices: &[Device]) -> Vec<Account> {
     let mut accounts = Vec::new();
     for device in devices {
         let Device::Cuda(number) = *device else {
             continue;
         };
-        // A device that cannot be opened is not used here.
-        let Ok(opened) = device.open(None) else {
-            continue;
-        };
-        let driver = &*opened.driver;
-        let Some(processes) = driver.processes() else {
-            continue;
-        };
-        let memory = driver.memory_info()?;
-        let rows = rows_from_outside(process, std::process::id(), &processes.list()?);
-        accounts.extend(
-            rows.map(|rows| account_of(number, memory.total_bytes, memory.free_bytes, rows)),
-        );
+        match account_from_outside(process, number, *device) {
+            Ok(account) => accounts.extend(account),
+            // A full device has no room for the context of this program.
+            Err(error) => write_stderr(format_args!("note: {device}: {error}")),
+        }
     }
-    Ok(accounts)
+    accounts
+}
+
+fn account_from_outside(
+    process: u32,
+    number: u32,
+    device: Device,
+) -> Result<Option<Account>, DriverError> {
+    let opened = device.open(None)?;
+    let driver = &*opened.driver;
+    let Some(processes) = driver.processes() else {
+        return Ok(None);
+    };
+    let memory = driver.memory_info()?;
+    let rows = rows_from_outside(process, std::process::id(), &processes.list()?);
+    Ok(rows.map(|rows| account_of(number, memory.total_bytes, memory.free_bytes, rows)))
 }
 
 /// The rows of other processes, and the bytes of this program's own context.

@@ -2,7 +2,7 @@
 //!
 //! The readers build and check a [`Trace`], for any encoding. Addresses and sizes are in bytes.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::stacks::{StackId, Stacks};
 use stratalloc::config::{Compat, Config, TorchVersion};
@@ -43,7 +43,7 @@ pub struct Trace {
 }
 
 /// A part of the used memory of a device.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Owner {
     /// The allocator, a library, or a process.
     pub owner: String,

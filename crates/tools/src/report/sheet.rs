@@ -145,6 +145,9 @@ impl Detail {
 /// The maximum number of columns of a time line.
 pub(crate) const COLUMNS: usize = 8192;
 
+/// The maximum number of owners in the account.
+const OWNERS: usize = 64;
+
 /// Returns the data as text for a script element, at most `most` bytes long. `None` if it does not fit
 /// even with the least detail.
 pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
@@ -264,7 +267,7 @@ fn annotations(all: &[Annotation], detail: &Detail) -> Vec<(u32, String, u64)> {
     first.map(of).collect()
 }
 
-/// Returns the first rows of the account, at most as many as failures are listed.
+/// Returns the rows of the account. If there are too many, the last one has the sum of the others.
 fn account(all: &[Owner], detail: &Detail) -> Vec<Owner> {
     let short = |text: &str| cut(text, detail.texts);
     let of = |row: &Owner| Owner {
@@ -273,7 +276,14 @@ fn account(all: &[Owner], detail: &Detail) -> Vec<Owner> {
         found_by: short(&row.found_by),
         bytes: row.bytes,
     };
-    all.iter().take(detail.failures).map(of).collect()
+    let (listed, rest) = all.split_at(all.len().min(OWNERS));
+    let mut rows: Vec<_> = listed.iter().map(of).collect();
+    if !rest.is_empty() {
+        let (owner, kind) = (counted_as(rest.len() as u64, "further owner", "further owners"), "");
+        let bytes = rest.iter().fold(0_i64, |sum, row| sum.saturating_add(row.bytes));
+        rows.push(Owner { owner, kind: kind.to_owned(), bytes, found_by: String::new() });
+    }
+    rows
 }
 
 fn left_out(kept: &Kept) -> Vec<String> {

@@ -133,6 +133,9 @@ impl<'h> Interpreter<'h> {
 
     /// Returns the rows of the accounts of all devices, which are a JSON text.
     fn account(&mut self, account: Value) -> Result<Vec<ListedOwner>, Stop> {
+        if self.heap.view(account) == View::Constant(Constant::None) {
+            return Ok(Vec::new());
+        }
         let text = self.conf(account)?;
         let rows: Vec<ListedOwner> = serde_json::from_str(&text)
             .map_err(|error| Mismatch::new("the rows of an account", error.to_string()))?;

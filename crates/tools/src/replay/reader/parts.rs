@@ -32,8 +32,10 @@ pub(super) struct Parts {
 #[derive(Deserialize)]
 pub(super) struct ListedOwner {
     device: u32,
-    #[serde(flatten)]
-    owner: Owner,
+    owner: String,
+    kind: String,
+    bytes: i64,
+    found_by: String,
 }
 
 /// Entries of a list that are not events.
@@ -64,7 +66,11 @@ impl Parts {
         trace.segments = segments.into_iter().filter(is_own).map(|s| s.layout).collect();
         SegmentLayout::sort(&mut trace.segments);
         let of_device = account.into_iter().filter(|listed| listed.device == device);
-        trace.account = of_device.map(|listed| listed.owner).collect();
+        let owner = |listed: ListedOwner| {
+            let ListedOwner { owner, kind, bytes, found_by, .. } = listed;
+            Owner { owner, kind, bytes, found_by }
+        };
+        trace.account = of_device.map(owner).collect();
         let host: Vec<_> = host_segments.into_iter().map(|segment| segment.layout).collect();
         trace.host = HostMemory::of(&host, &host_events);
         trace
