@@ -27,3 +27,8 @@ use stratalloc::ids::StreamId;
 fn stream_number<S: serde::Serializer>(stream: &StreamId, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_u64(stream.0)
 }
+
+/// Deserializes a stream from its number.
+fn stream_of_number<'a, D: serde::Deserializer<'a>>(from: D) -> Result<StreamId, D::Error> {
+    serde::Deserialize::deserialize(from).map(StreamId)
+}

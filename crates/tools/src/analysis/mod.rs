@@ -5,7 +5,8 @@
 //! [`measure`] replays it on a device of a given [`Capacity`]. [`Need::search`] replays it on many
 //! devices to find the smallest on which no request fails. [`Picture::take`] classifies the reserved
 //! bytes at a moment. [`Advice::search`] searches for a setting that needs a smaller device. `forecast`
-//! derives the requests of a program at another size from recordings at small ones.
+//! derives the requests of a program at another size from recordings at small ones. `sweep` analyses the
+//! recordings of many ranks, those with equal requests once.
 //!
 //! Everything runs on the simulated device; nothing uses a real one, and nothing prints. Calls take
 //! milliseconds to about a minute, some of them on all processors, and wait for nothing else.
@@ -45,6 +46,7 @@ mod recording;
 mod served;
 mod snapshot;
 mod streams;
+mod sweep;
 mod torch;
 mod trial;
 mod why;
@@ -67,6 +69,7 @@ pub use recording::{Limit, LimitSource, Memory, Recording};
 pub use served::advise_on_oom;
 pub(crate) use snapshot::snapshot_of;
 pub use streams::{StreamUse, Streams};
+pub(crate) use sweep::{Advised, Difference, Found, Group, Scanned, State, Sweep};
 pub use torch::ForTorch;
 pub use trial::{Capacity, Trial, fits, measure};
 pub(crate) use trial::{measure_watched, watch, without_files};

@@ -24,6 +24,7 @@ mod replay;
 mod report;
 mod settings;
 mod show;
+mod sweep;
 mod table;
 
 use std::io::{self, Write};
@@ -81,6 +82,11 @@ enum Command {
         })
     )]
     Forecast(forecast::ForecastArguments),
+    /// Analyse the recordings of many ranks: those with equal requests once, and which ranks differ.
+    #[command(
+        after_help = "Example: stratalloc sweep --quick --state sweep.state --output sweep.html ranks/*.pickle"
+    )]
+    Sweep(sweep::SweepArguments),
     /// Write a page for a browser that shows how memory was used.
     Report(report::Report),
     /// Time the hot path, and the floors of this machine.
@@ -115,6 +121,7 @@ impl Command {
             Self::Compare(args) => args.json = true,
             Self::Diff(args) => args.json = true,
             Self::Forecast(args) => args.json = true,
+            Self::Sweep(args) => args.json = true,
             Self::Bench(args) => args.json = true,
             Self::Explain(args) => args.json = true,
             Self::Info(args) => args.json = true,
@@ -164,6 +171,7 @@ pub fn run(loops: &Loops) -> ExitCode {
         Command::Compare(args) => compare::run(args),
         Command::Diff(args) => diff::run(args),
         Command::Forecast(args) => forecast::run(args),
+        Command::Sweep(args) => sweep::run(args),
         Command::Report(args) => report::run(args),
         Command::Bench(args) => bench::run(args, loops),
         Command::Completions(args) => args.run().map_err(Into::into),

@@ -141,19 +141,45 @@ impl Recordings {
             Source::Kept(bytes) => (Box::new(bytes.as_slice()), bytes.len() as u64),
         };
         let bar = progress(length, &format!("reading {name}"));
-        let limits = Limits { decoded_bytes: self.max_input, device, ..Limits::default() };
-        let trace = reader::read_bytes(&name, file, &limits, Some(&|done| bar.set_position(done)))?;
+        let trace = self.decoded(&name, file, device, Some(&|done| bar.set_position(done)))?;
         bar.finish_and_clear();
         if trace.events.is_empty() {
-            let why = format!("{name}: {}", nothing_in(&trace, device));
-            let live =
-                |segment: &SegmentLayout| segment.bytes_in(&[BlockStateName::ActiveAllocated]) > 0;
-            if !trace.segments.iter().any(live) {
-                return Err(why.into());
-            }
-            write_stderr(format_args!("note: only the blocks that lived are taken: {why}"));
+            let why = nothing_in(&trace, device);
+            write_stderr(format_args!("note: only the blocks that lived are taken: {name}: {why}"));
         }
         Ok(trace)
+    }
+
+    /// Reads the device with the most events, or the one that the user selected, from a file. Prints
+    /// nothing.
+    pub(crate) fn read_silently(&self, path: &Path) -> Result<Trace, String> {
+        let name = shown_path(path);
+        let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
+        self.decoded(&name, Box::new(file), self.recorded_device, None)
+            .map_err(|error| error.to_string())
+    }
+
+    /// Decodes a recording. One without events and without live blocks is an error.
+    fn decoded(
+        &self,
+        name: &str,
+        file: Box<dyn Read + '_>,
+        device: Option<u32>,
+        progress: Option<&dyn Fn(u64)>,
+    ) -> Result<Trace> {
+        let limits = Limits { decoded_bytes: self.max_input, device, ..Limits::default() };
+        let trace = reader::read_bytes(name, file, &limits, progress)?;
+        let live =
+            |segment: &SegmentLayout| segment.bytes_in(&[BlockStateName::ActiveAllocated]) > 0;
+        if trace.events.is_empty() && !trace.segments.iter().any(live) {
+            return Err(format!("{name}: {}", nothing_in(&trace, device)).into());
+        }
+        Ok(trace)
+    }
+
+    /// Returns the options that select what is read, as text.
+    pub(crate) fn read_options(&self) -> String {
+        format!("{:?} {}", self.recorded_device, self.max_input)
     }
 }
 

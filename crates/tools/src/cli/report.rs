@@ -103,7 +103,7 @@ fn beside(recordings: &[PathBuf]) -> Result<PathBuf, BadArguments> {
 }
 
 /// The destination of a page. A new file appears only when the page is complete.
-struct Target {
+pub(super) struct Target {
     /// Standard output, an existing device or pipe, or the temporary file.
     out: Box<dyn Write>,
     /// The temporary file next to the final path, and the final path, to which it is renamed at the end.
@@ -113,7 +113,7 @@ struct Target {
 impl Target {
     /// Opens the destination. Called before any recording is read, so that an unwritable destination is
     /// found early.
-    fn open(output: &Path) -> Result<Self> {
+    pub(super) fn open(output: &Path) -> Result<Self> {
         if output == Path::new("-") {
             return Ok(Self { out: Box::new(out()), renamed: None });
         }
@@ -137,7 +137,7 @@ impl Target {
         Ok(Self { out: Box::new(file), renamed: Some((path, output.to_owned())) })
     }
 
-    fn write(mut self, bytes: &[u8]) -> Result<()> {
+    pub(super) fn write(mut self, bytes: &[u8]) -> Result<()> {
         let written = self.out.write_all(bytes);
         match &self.renamed {
             Some((path, becomes)) => written

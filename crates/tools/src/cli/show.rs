@@ -5,7 +5,7 @@ use std::path::Path;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
-pub(crate) use super::table::{Side, table};
+pub(crate) use super::table::{Side, table, table_text};
 use crate::analysis::{Need, Recording};
 use stratalloc::config::shown;
 

@@ -81,6 +81,16 @@ pub(crate) fn table(
     plain(out, heading, &rows, width.unwrap_or(usize::MAX))
 }
 
+/// Returns the same table as text, with all columns and whatever the options are.
+pub(crate) fn table_text(heading: &[(&str, Side)], rows: &[Vec<String>]) -> String {
+    let clean = |row: &Vec<String>| row.iter().map(|cell| shown(cell)).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(clean).collect();
+    let mut text = Vec::new();
+    // Writing to a vector does not fail.
+    let _ = plain(&mut text, heading, &rows, usize::MAX);
+    String::from_utf8_lossy(&text).into_owned()
+}
+
 /// Returns the width of the terminal in columns, if standard output is a terminal.
 pub(crate) fn terminal_columns() -> Option<usize> {
     if !io::stdout().is_terminal() {

@@ -21,7 +21,7 @@ use super::describe;
 use super::run::{LaneWork, ReplayError, Run, check_heaps};
 use super::start::Start;
 use super::trace::{Trace, TraceEvent};
-use super::workload::{Builder, Group, LANE_BEFORE, Workload, groups};
+use super::workload::{Builder, Group, Workload, groups};
 use stratalloc::allocator::{
     Allocation, Caching, Counters, CrossStream, DeviceAllocator, PoolOptions, PoolScope,
     PrivatePools, Recording, Request, ScopeFilter,
@@ -209,7 +209,7 @@ impl Verifier<'_> {
         for id in self.builder.freed_before() {
             let address = start.blocks[id as usize].address;
             if let Some(allocation) = self.live.remove(&address) {
-                self.free_in_use(allocation, LANE_BEFORE, address)?;
+                self.free_in_use(allocation, Workload::LANE_BEFORE, address)?;
             }
         }
         Ok(())

@@ -60,6 +60,18 @@ pub enum Op {
 }
 
 impl Op {
+    /// Returns the number of the block.
+    pub(crate) fn block(&self) -> Option<u32> {
+        match *self {
+            Self::Allocate { id, .. }
+            | Self::AllocateFailing { id, .. }
+            | Self::Free { id }
+            | Self::FreeInUse { id, .. }
+            | Self::Finished { id } => Some(id),
+            Self::EmptyCache => None,
+        }
+    }
+
     /// Returns the stream of a request, or the lane that a free waits for.
     fn stream(&mut self) -> Option<&mut StreamId> {
         match self {
@@ -132,8 +144,6 @@ pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = (usize, Grou
 
 /// The maximum number of lanes of a recording.
 const LANES_MAX: usize = 4096;
-/// The lane of blocks that were freed before the recording began but had not become free.
-pub(super) const LANE_BEFORE: StreamId = StreamId(u64::MAX - LANES_MAX as u64);
 
 /// Assigns a lane to each delayed free, with as few lanes as can explain when the blocks became free.
 #[derive(Debug, Default)]
@@ -183,6 +193,9 @@ impl Lanes {
 }
 
 impl Workload {
+    /// The lane of blocks that were freed before the recording began but had not become free.
+    pub(crate) const LANE_BEFORE: StreamId = StreamId(u64::MAX - LANES_MAX as u64);
+
     /// Returns the operations of a recording.
     ///
     /// A release counts as an explicit call of `empty_cache` if it has that label, or if the following
@@ -282,13 +295,13 @@ impl Builder {
         }
         for event in trace.events.iter().filter(|e| e.action == Action::FreeCompleted) {
             if let Some(id) = draining.remove(&event.address) {
-                self.workload.ops.push(Op::FreeInUse { id, lane: LANE_BEFORE });
+                self.workload.ops.push(Op::FreeInUse { id, lane: Workload::LANE_BEFORE });
                 self.draining.insert(event.address, id);
             }
         }
         let mut never: Vec<u32> = draining.into_values().collect();
         never.sort_unstable();
-        let never = never.into_iter().map(|id| Op::FreeInUse { id, lane: LANE_BEFORE });
+        let never = never.into_iter().map(|id| Op::FreeInUse { id, lane: Workload::LANE_BEFORE });
         self.workload.ops.extend(never);
     }
 

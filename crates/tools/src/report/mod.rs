@@ -22,6 +22,7 @@ mod rows;
 mod settings;
 mod sheet;
 mod stacks;
+mod sweep;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -37,6 +38,8 @@ use stratalloc::size::MIB;
 use lives::Lives;
 use sheet::Parts;
 use words::{AdviceData, NeedsData, PictureData};
+
+pub(crate) use sweep::sweep_page;
 
 /// The maximum size of a page, in bytes.
 pub(crate) const PAGE_BYTES: usize = 10_000_000;

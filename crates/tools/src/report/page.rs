@@ -4,7 +4,7 @@
 //! colours and keyboard control as the rest of the page.
 
 const PAGE: &str = include_str!("page/page.html");
-const STYLE: &str = include_str!("page/style.css");
+pub(super) const STYLE: &str = include_str!("page/style.css");
 /// The scripts, each after those that it depends on.
 const SCRIPTS: [&str; 10] = [
     include_str!("page/data.js"),

@@ -12,7 +12,7 @@ fn list(value: &Value) -> &Vec<Value> {
 }
 
 /// Returns the frames of a stack as a part of an entry, innermost first.
-fn frames(of: &[(&str, u32, &str)]) -> String {
+pub(super) fn frames(of: &[(&str, u32, &str)]) -> String {
     let frame = |(file, line, name): &(&str, u32, &str)| {
         format!(r#"{{"filename":"{file}","line":{line},"name":"{name}"}}"#)
     };

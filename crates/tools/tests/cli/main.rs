@@ -19,6 +19,7 @@ mod needs;
 mod newer;
 mod pluggable;
 mod report;
+mod sweep;
 mod verified;
 mod words;
 

@@ -11,14 +11,14 @@ mod segments;
 
 use std::collections::HashMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::callers::{Callers, Compared};
 use super::figures::live_at_peak;
 use super::holders::{LIVED_BEFORE, NO_STACK};
 use super::needs::{Need, SearchOptions};
 use super::recording::Recording;
-use crate::replay::{ReplayError, StackId};
+use crate::replay::{ReplayError, StackId, Trace};
 use code::Codes;
 pub(crate) use requests::RequestDiff;
 pub(super) use requests::{DIFFERENCES_MAX, fewest};
@@ -67,15 +67,7 @@ impl Side {
         need.try_other_addresses(&recording, &config, &SearchOptions::QUICK)?;
         step_done();
         let segments = held_segments(&recording, &super::without_files(&config))?;
-        let events = (1..).zip(&recording.trace.events).filter(|(_, event)| event.is_request());
-        let requests = events.map(|(number, event)| Request {
-            bytes: event.size_bytes,
-            stream: event.stream,
-            stack: event.stack,
-            has_failed: event.action == Action::OutOfMemory,
-            event: number,
-        });
-        let requests = requests.collect();
+        let requests = requests_of(&recording.trace);
         let live = live_at_peak(&recording.workload);
         step_done();
         Ok(Self { recording, need, requests, live, segments })
@@ -91,6 +83,84 @@ impl Side {
         let index = id.checked_sub(self.recording.workload.seeded)? as usize;
         (index < self.requests.len()).then_some(index)
     }
+}
+
+/// Returns the requests of a recording, in order.
+fn requests_of(trace: &Trace) -> Vec<Request> {
+    let events = (1..).zip(&trace.events).filter(|(_, event)| event.is_request());
+    let request = events.map(|(number, event)| Request {
+        bytes: event.size_bytes,
+        stream: event.stream,
+        stack: event.stack,
+        has_failed: event.action == Action::OutOfMemory,
+        event: number,
+    });
+    request.collect()
+}
+
+/// The requests of a recording, with the code that made them.
+#[derive(Debug)]
+struct Listed<'a> {
+    requests: &'a [Request],
+    callers: Callers<'a>,
+}
+
+impl<'a> Listed<'a> {
+    fn new(requests: &'a [Request], trace: &'a Trace) -> Self {
+        Self { requests, callers: Callers::of(&trace.stacks, Compared::Code) }
+    }
+
+    /// Returns requests as they are printed.
+    fn shown(&self, indices: &[usize]) -> Vec<ShownRequest> {
+        let Self { requests, callers } = self;
+        let with_stack = indices.iter().filter_map(|index| requests[*index].stack);
+        let numbers: Vec<u32> = with_stack.map(|stack| callers.of_stack(stack)).collect();
+        let mut distinct = numbers.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let labels: HashMap<u32, String> =
+            distinct.iter().copied().zip(callers.labels(&distinct)).collect();
+        let shown = |index: &usize| {
+            let Request { bytes, stream, stack, has_failed, event } = requests[*index];
+            let label = stack.and_then(|stack| labels.get(&callers.of_stack(stack)).cloned());
+            let (request, failed) = (*index as u64 + 1, has_failed);
+            ShownRequest { request, event, bytes, stream, failed, requested_by: label }
+        };
+        indices.iter().map(shown).collect()
+    }
+}
+
+/// Aligns the requests of two recordings. Also returns their code, if both have stacks.
+fn aligned(listed: [&Listed<'_>; 2], streams: &mut Streams) -> (Option<Codes>, RequestDiff) {
+    let has_stacks = |requests: &[Request]| requests.iter().any(|request| request.stack.is_some());
+    let callers = listed.map(|of| &of.callers);
+    let requests = listed.map(|of| of.requests);
+    let by_code = requests.into_iter().all(has_stacks);
+    let codes = by_code.then(|| Codes::of(callers, requests));
+    let keys = [0, 1].map(|side| {
+        let key = |request: &Request| {
+            let code = codes.as_ref().zip(request.stack);
+            let code =
+                code.map(|(codes, stack)| codes.of_caller(side, callers[side].of_stack(stack)));
+            (request.bytes, streams.number(side, request.stream), code, request.has_failed)
+        };
+        requests[side].iter().map(key).collect::<Vec<_>>()
+    });
+    let found = RequestDiff::of([&keys[0], &keys[1]]);
+    (codes, found)
+}
+
+/// Returns the first place at which the requests of two recordings differ: the request of each, or `None` if
+/// the other one has more requests there. `None` if all requests are the same.
+pub(crate) fn first_difference(traces: [&Trace; 2]) -> Option<[Option<ShownRequest>; 2]> {
+    let requests = traces.map(requests_of);
+    let listed = [0, 1].map(|side| Listed::new(&requests[side], traces[side]));
+    let (_, found) = aligned([&listed[0], &listed[1]], &mut Streams::default());
+    let place = found.places.first()?;
+    Some([0, 1].map(|side| {
+        let first: Vec<usize> = place[side].clone().take(1).collect();
+        listed[side].shown(&first).pop()
+    }))
 }
 
 /// The holder of blocks, in which blocks of two recordings can agree.
@@ -132,14 +202,14 @@ pub(crate) fn difference([a, b]: [u64; 2]) -> i64 {
 }
 
 /// A request, as it is printed.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ShownRequest {
     /// The number of requests up to this one.
     pub(crate) request: u64,
     /// The number of events up to this one. It is the moment of a page right after the request.
     pub(crate) event: u32,
     pub(crate) bytes: u64,
-    #[serde(serialize_with = "crate::stream_number")]
+    #[serde(serialize_with = "crate::stream_number", deserialize_with = "crate::stream_of_number")]
     pub(crate) stream: StreamId,
     /// Whether the request failed.
     pub(crate) failed: bool,
@@ -167,7 +237,7 @@ pub(crate) struct KeptSegment {
 #[derive(Debug)]
 pub(crate) struct Diff<'a> {
     sides: [&'a Side; 2],
-    callers: [Callers<'a>; 2],
+    listed: [Listed<'a>; 2],
     pub(crate) requests: RequestDiff,
     /// The holders whose bytes at the peak of live bytes differ, by the size of the difference. At most
     /// [`Diff::LISTED_MAX`] of them.
@@ -188,25 +258,12 @@ impl<'a> Diff<'a> {
     /// Compares two recordings.
     pub(crate) fn of(a: &'a Side, b: &'a Side) -> Self {
         let sides = [a, b];
-        let callers = sides.map(|side| Callers::of(&side.recording.trace.stacks, Compared::Code));
-        let has_stacks = |side: &Side| side.requests.iter().any(|request| request.stack.is_some());
-        let requests = sides.map(|side| side.requests.as_slice());
-        let by_code = sides.iter().all(|side| has_stacks(side));
-        let codes = by_code.then(|| Codes::of([&callers[0], &callers[1]], requests));
+        let listed = sides.map(|side| Listed::new(&side.requests, &side.recording.trace));
         let mut streams = Streams::default();
-        let keys = [0, 1].map(|side| {
-            let key = |request: &Request| {
-                let code = codes.as_ref().zip(request.stack);
-                let code =
-                    code.map(|(codes, stack)| codes.of_caller(side, callers[side].of_stack(stack)));
-                (request.bytes, streams.number(side, request.stream), code, request.has_failed)
-            };
-            sides[side].requests.iter().map(key).collect::<Vec<_>>()
-        });
-        let requests = RequestDiff::of([&keys[0], &keys[1]]);
+        let (codes, requests) = aligned([&listed[0], &listed[1]], &mut streams);
         let (grew, kept) = Default::default();
         let (grew_count, kept_count) = (0, 0);
-        let mut diff = Self { sides, callers, requests, grew, grew_count, kept, kept_count };
+        let mut diff = Self { sides, listed, requests, grew, grew_count, kept, kept_count };
         (diff.grew, diff.grew_count) = diff.growth(codes.as_ref(), &mut streams);
         let extra =
             only_in_b(&a.segments, &b.segments, |side, stream| streams.number(side, stream));
@@ -245,7 +302,7 @@ impl<'a> Diff<'a> {
             for &(id, bytes) in &side.live {
                 let request = side.request_of(id).map(|index| &side.requests[index]);
                 let stack = request.and_then(|request| request.stack);
-                let caller = stack.map(|stack| self.callers[at].of_stack(stack));
+                let caller = stack.map(|stack| self.listed[at].callers.of_stack(stack));
                 let holder = match (request, codes, caller) {
                     (None, ..) => Holder::Before,
                     (Some(_), Some(codes), Some(caller)) => {
@@ -273,7 +330,7 @@ impl<'a> Diff<'a> {
         let mut labels = [0, 1].map(|side| {
             let with_code = rows.iter().filter(|(holder, _)| matches!(holder, Holder::Code(_)));
             let callers: Vec<u32> = with_code.filter_map(|(_, sums)| sums[side].caller).collect();
-            self.callers[side].labels(&callers).into_iter()
+            self.listed[side].callers.labels(&callers).into_iter()
         });
         let row = |(holder, sums): (Holder, [Sum; 2])| {
             let label = |side: usize| match (holder, sums[side]) {
@@ -315,21 +372,7 @@ impl<'a> Diff<'a> {
 
     /// Returns requests of a recording as they are printed. `side` is 0 or 1.
     pub(crate) fn shown_requests(&self, side: usize, indices: &[usize]) -> Vec<ShownRequest> {
-        let (requests, callers) = (&self.sides[side].requests, &self.callers[side]);
-        let with_stack = indices.iter().filter_map(|index| requests[*index].stack);
-        let numbers: Vec<u32> = with_stack.map(|stack| callers.of_stack(stack)).collect();
-        let mut distinct = numbers.clone();
-        distinct.sort_unstable();
-        distinct.dedup();
-        let labels: HashMap<u32, String> =
-            distinct.iter().copied().zip(callers.labels(&distinct)).collect();
-        let shown = |index: &usize| {
-            let Request { bytes, stream, stack, has_failed, event } = requests[*index];
-            let label = stack.and_then(|stack| labels.get(&callers.of_stack(stack)).cloned());
-            let (request, failed) = (*index as u64 + 1, has_failed);
-            ShownRequest { request, event, bytes, stream, failed, requested_by: label }
-        };
-        indices.iter().map(shown).collect()
+        self.listed[side].shown(indices)
     }
 }
 

@@ -1,0 +1,128 @@
+//! The results of a sweep: groups of recordings, those that differ, and the setting that suits all.
+
+use hashbrown::HashMap;
+
+use super::{Advised, Difference, Fingerprint, Scanned};
+use crate::analysis::{ShownRequest, grouped};
+
+/// Recordings with equal fingerprints.
+#[derive(Debug)]
+pub(crate) struct Group {
+    /// The indices of the recordings, in order. The first one was analysed.
+    pub(crate) members: Vec<usize>,
+    /// The advice for them, or the error of their analysis.
+    pub(crate) advised: Result<Advised, String>,
+    /// How they differ from the largest group; `None` for that group itself.
+    pub(crate) difference: Option<Difference>,
+    /// The need under each of [`Found::confs`]; `None` if no device suffices, or if it was not searched.
+    pub(crate) needs: Vec<Option<u64>>,
+}
+
+/// The results of a sweep.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// The recordings that could not be read, with the error.
+    pub(crate) unread: Vec<(usize, String)>,
+    /// The groups, the largest first.
+    pub(crate) groups: Vec<Group>,
+    /// The settings that were tried on all groups.
+    pub(crate) confs: Vec<String>,
+}
+
+impl Found {
+    /// Groups recordings. Of groups with the same number of recordings, the one with the first recording is
+    /// first.
+    pub(crate) fn of(scanned: &[Result<Scanned, String>]) -> Self {
+        let mut unread = Vec::new();
+        let mut members: Vec<Vec<usize>> = Vec::new();
+        let mut group_of: HashMap<&Fingerprint, usize> = HashMap::new();
+        for (index, scanned) in scanned.iter().enumerate() {
+            match scanned {
+                Err(error) => unread.push((index, error.clone())),
+                Ok(Scanned { fingerprint, .. }) => {
+                    let group = *group_of.entry(fingerprint).or_insert(members.len());
+                    if group == members.len() {
+                        members.push(Vec::new());
+                    }
+                    members[group].push(index);
+                }
+            }
+        }
+        members.sort_by_key(|members| std::cmp::Reverse(members.len()));
+        let group = |members| Group {
+            members,
+            advised: Err("it was not analysed".to_owned()),
+            difference: None,
+            needs: Vec::new(),
+        };
+        Self { unread, groups: members.into_iter().map(group).collect(), confs: Vec::new() }
+    }
+
+    /// Returns the groups that were analysed.
+    pub(crate) fn analysed(&self) -> impl Iterator<Item = (&Group, &Advised)> {
+        self.groups.iter().filter_map(|group| Some((group, group.advised.as_ref().ok()?)))
+    }
+
+    /// Returns the settings to try on all groups: the best ones of each group and `more`.
+    pub(crate) fn candidates(&self, more: impl Iterator<Item = String>) -> Vec<String> {
+        let best = self.analysed().map(|(_, advised)| advised.best_conf.clone());
+        let mut all: Vec<String> = best.chain(more).collect();
+        all.sort();
+        all.dedup();
+        all
+    }
+
+    /// Returns the group that needs the most memory as it is, the first of several.
+    pub(crate) fn worst(&self) -> Option<&Group> {
+        let need = |advised: &Advised| advised.needs_bytes.unwrap_or(u64::MAX);
+        let groups = self.analysed();
+        let worst = groups.max_by_key(|(group, advised)| {
+            (need(advised), std::cmp::Reverse(group.members.first().copied()))
+        });
+        worst.map(|(group, _)| group)
+    }
+
+    /// Returns the setting under which all analysed recordings run in the least memory, and the need of the
+    /// one that needs most. Of several such settings, the one with the smallest sum of needs. `None` if no
+    /// setting that was tried suits all.
+    pub(crate) fn advice(&self) -> Option<(&str, u64)> {
+        let fit = |(at, conf): (usize, &'_ String)| {
+            let (mut most, mut sum) = (None, 0_u128);
+            for (group, _) in self.analysed() {
+                let bytes = (*group.needs.get(at)?)?;
+                most = most.max(Some(bytes));
+                sum += u128::from(bytes) * group.members.len() as u128;
+            }
+            Some((most?, sum, at, conf.len()))
+        };
+        let (most, _, at, _) = self.confs.iter().enumerate().filter_map(fit).min()?;
+        Some((&self.confs[at], most))
+    }
+}
+
+impl Difference {
+    /// Returns the difference as a sentence. `largest` is the name of the recording of the largest group.
+    pub(crate) fn sentence(&self, largest: &str) -> String {
+        let request = |shown: &ShownRequest| {
+            let ShownRequest { request, event, bytes, failed, requested_by, .. } = shown;
+            let failed = if *failed { ", failed" } else { "" };
+            let by = requested_by.as_ref().map_or_else(String::new, |by| format!(", {by}"));
+            let (number, event) = (grouped(*request), grouped(u64::from(*event)));
+            format!("request {number} (event {event}: {} bytes{failed}{by})", grouped(*bytes))
+        };
+        let requests = match &self.requests {
+            Some([Some(a), Some(b)]) => format!("{} instead of {}", request(b), request(a)),
+            Some([None, Some(b)]) => format!("{} is additional", request(b)),
+            Some([Some(a), None]) => format!("{} is missing", request(a)),
+            Some([None, None]) | None if self.confs.is_some() => {
+                "the requests are the same".to_owned()
+            }
+            _ => "the requests are the same; frees or limits differ".to_owned(),
+        };
+        let confs = self
+            .confs
+            .as_ref()
+            .map_or_else(String::new, |[a, b]| format!("settings {b:?} instead of {a:?}; "));
+        format!("differs from {largest}: {confs}{requests}")
+    }
+}
