@@ -5,11 +5,12 @@ functions then report the memory of PyTorch. ``Allocator`` is a separate allocat
 """
 
 from ._account import account, measure
-from ._advice import advise, sweep
+from ._advice import advise
 from ._allocator import Allocator, device_count
 from ._errors import Error, LibraryError, OutOfMemoryError
 from ._library import __version__, last_error
 from ._sleep import pause, resume, tag, tags
+from ._sweep import RayExecutor, sweep
 from ._tags import Tag
 from ._torch import (
     allocator,
@@ -31,6 +32,7 @@ __all__ = [
     "Error",
     "LibraryError",
     "OutOfMemoryError",
+    "RayExecutor",
     "Tag",
     "__version__",
     "account",

@@ -20,14 +20,14 @@ pub(crate) fn root() -> &'static Path {
     above.find(|folder| folder.join("Cargo.lock").exists()).expect("tests run in the repository")
 }
 
-/// Builds the libraries of the workspace, and returns the path of the one with this name and file
-/// extension.
+/// Builds the libraries of the workspace and the command line, and returns the path of the library with this
+/// name and file extension.
 pub(crate) fn built(library: &str, ending: &str) -> PathBuf {
     let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
     cargo.current_dir(root()).stderr(Stdio::inherit());
     // All features and two test targets are selected, so that cargo reuses the libraries that these tests
     // are linked with instead of compiling them again.
-    cargo.args(["build", "--lib"]);
+    cargo.args(["build", "--lib", "--bin", "stratalloc"]);
     cargo.args([
         "--test",
         "descriptors",
