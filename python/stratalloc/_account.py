@@ -86,7 +86,7 @@ def owners(torch, segments):
 
 def _rows(torch, device, processes, segments=None):
     """Returns the used and the total bytes of a device, and the rows of its account."""
-    # These are read one after the other, because the program may allocate on other threads meanwhile.
+    # These are read one after the other, because other threads may allocate at the same time.
     pools = _pools(torch, device, _segments(torch) if segments is None else segments)
     tags, calls = _tags(device), _calls(device)
     for tag in tags.values():
@@ -100,8 +100,8 @@ def _rows(torch, device, processes, segments=None):
 @contextlib.contextmanager
 def measure(name, device=None):
     """Adds to the :func:`account`, under ``name``, the used memory of ``device`` that a block of code adds
-    outside the allocator, such as the creation of a communicator. Growth caused by other processes meanwhile
-    is included. Not used where the calls of the driver are measured."""
+    outside the allocator, such as the creation of a communicator. Growth caused by other processes during the
+    block is included. Not used where the calls of the driver are measured."""
     torch, device = _device(device)
     measured = _measured[device]
     # What blocks inside this one measure is theirs.
