@@ -13,7 +13,6 @@
 //!
 //! All strategies use this code. No lock is held while a filter runs, because it may be a user's
 //! function.
-//! function.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

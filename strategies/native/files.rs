@@ -104,8 +104,11 @@ impl Files {
     }
 
     /// Releases the disk space of a range of positions, if the file system supports that. The range must lie
-    /// inside one run, as for [`write`](Self::write).
+    /// inside one run, as for [`write`](Self::write). Does nothing in a forked child, which shares the files.
     pub(super) fn discard(&self, positions: &Range<u64>) {
+        if self.process != process::id() {
+            return;
+        }
         let (file, offset) = self.place_of(positions.start);
         punch(file, offset, positions.end - positions.start);
     }

@@ -88,8 +88,8 @@ unsafe extern "C" fn replacement(handle: *mut c_void, name: *const c_char) -> *m
     replaced.map_or(ptr::null_mut(), |replaced| replaced.as_ptr().cast())
 }
 
-/// Returns the replacement of a function of the driver, or `None` if it is not replaced. `version` is that of a
-/// name without a suffix.
+/// Returns the replacement of a function of the driver, or `None` if it is not replaced. `version` is that
+/// of a name without a suffix.
 fn replaced(name: &[u8], found: NonNull<()>, version: Option<c_int>) -> Option<NonNull<()>> {
     // The driver may return a function that is exported here.
     if !caller::is_driver(found.as_ptr().cast()) {

@@ -44,8 +44,8 @@ struct Row {
     calls: u64,
 }
 
-/// The devices by their number. Each has its own lock, because a call of the driver for one device may wait for
-/// a kernel that another device must launch.
+/// The devices by their number. Each has its own lock, because a call of the driver for one device may wait
+/// for a kernel that another device must launch.
 static DEVICES: [Mutex<Device>; 64] = [const { Mutex::new(Device::new()) }; 64];
 
 /// A call that is being measured.
