@@ -7,7 +7,7 @@ COMMAND is the command-line program; without it, the package finds it. Needs one
 PyTorch and `transformers`. Takes at most four minutes. The parts, each in its own processes:
 
     turns       steps of 50 ms or more, in one process: the time with `watch` is at most 1.03 of that
-                without. Small steps, whose time is that of the processor, are timed for comparison.
+                without (the median of rounds of 12 steps). Small steps, whose time is that of the processor, are timed for comparison.
     fragmented  a program that fails under PyTorch's defaults; it runs with the setting that the report names
     training    the Llama out of memory: the report names code
 
@@ -87,7 +87,7 @@ def turns(folder):
         for _ in range(2):
             times_of(step, scale)
         # The sizes of a round are those of every other, so the n-th steps of both are compared.
-        pairs, before, requests_before = [], host_mib(), requests()
+        pairs, ratios, before, requests_before = [], [], host_mib(), requests()
         for turn in range(ROUNDS):
             both = {}
             for watched in ((True, False), (False, True))[turn % 2]:
@@ -98,12 +98,15 @@ def turns(folder):
                 else:
                     both[watched] = times_of(step, scale)
             pairs += zip(both[True], both[False])
+            ratios.append(sum(both[True]) / sum(both[False]))
         rows.append({
             "scale": scale,
             "with_ms": statistics.median(one for one, _ in pairs),
             "without_ms": statistics.median(one for _, one in pairs),
-            "ratio": sum(one for one, _ in pairs) / sum(one for _, one in pairs),
-            "ratio_of_medians": statistics.median(one / other for one, other in pairs),
+            # A run is a round of steps, whose first ones begin the recording.
+            "ratio": statistics.median(ratios),
+            "ratios": [round(ratio, 3) for ratio in ratios],
+            "ratio_of_steps": statistics.median(one / other for one, other in pairs),
             "requests_a_step": (requests() - requests_before) // (2 * ROUNDS * STEPS),
             "host_mib": host_mib() - before,
         })
@@ -177,7 +180,7 @@ def main(command):
         for row in found["rows"] if found else []:
             print(json.dumps({**row, "torch": found["torch"], "device": found["device"]}))
             name = f"turns: a step of {row['without_ms']:.1f} ms"
-            text = f"{row['ratio']:.4f} of the time, median {row['ratio_of_medians']:.4f}"
+            text = f"{row['ratio']:.4f} of the time, a step {row['ratio_of_steps']:.4f}"
             is_long = row["without_ms"] >= LEAST_STEP_MS
             holds = row["scale"] == 1 or (is_long and row["ratio"] <= MOST_TIME)
             table.append((name, f"{text}, {row['requests_a_step']} requests", holds))

@@ -3,8 +3,10 @@
 import concurrent.futures
 import json
 import os
+import pathlib
 import subprocess
 import tempfile
+import warnings
 
 from . import _command
 from ._advice import json_of, options_of
@@ -17,8 +19,8 @@ _BATCH = 16
 def sweep(paths, executor=None, quick=True, torch=None, output=None):
     """Returns one setting for many recordings, such as those of all ranks. Recordings with equal requests
     are analysed once. ``executor`` is any executor of ``concurrent.futures``, such as
-    ``dask.distributed.Client.get_executor()`` or ``RayExecutor()``; this process and the workers need the
-    command line and the files at the same paths. Without an executor, one process uses all processors of
+    ``dask.distributed.Client.get_executor()`` or ``RayExecutor()``; the workers need this package, and the
+    command line and the files at the same paths as this process. Without an executor, one process uses all processors of
     this machine. The result does not depend on the executor.
 
     ``torch`` is the version of PyTorch that must accept the setting, such as "2.8". The default is the
@@ -41,8 +43,16 @@ def sweep(paths, executor=None, quick=True, torch=None, output=None):
         state = os.path.join(folder, "state")
         with open(state, "w", encoding="utf-8") as file:
             file.writelines(_on_workers(executor, command, options, paths))
+        size = os.path.getsize(state)
         # The command line finds the workers' results in the state, and combines them.
-        return _result(command, ["--state", state, *final], paths)
+        result = _result(command, ["--state", state, *final], paths)
+        if os.path.getsize(state) != size:
+            warnings.warn(
+                "the workers found other files, or none, at some paths: these recordings were analysed here",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return result
 
 
 class RayExecutor(concurrent.futures.Executor):
@@ -68,10 +78,15 @@ def _on_workers(executor, command, options, paths):
             executor.submit(_part, command, [*options, "--part", part, *more], batch)
             for batch, more in batches
         ]
-        return [future.result() for future in futures]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
 
-    # Workers may have other working folders.
-    paths = [os.path.abspath(path) for path in paths]
+    # Workers may have other working folders. The command line compares paths that keep "..", too.
+    paths = [str(pathlib.Path(path).absolute()) for path in paths]
     batches = [(paths[at : at + _BATCH], []) for at in range(0, len(paths), _BATCH)]
     groups = {}
     for lines, state in done("files", *batches):
@@ -114,9 +129,12 @@ def _result(command, options, paths):
     arguments = [command, "sweep", "--json", *options, "--", *paths]
     done = subprocess.run(arguments, capture_output=True, text=True)
     lines = done.stdout.splitlines()
-    if not lines:
-        raise LibraryError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0])
-    result = json.loads(lines[-1])
+    try:
+        result = json.loads(lines[-1])
+        result["rows"]
+    except (IndexError, KeyError, ValueError):
+        errors = done.stderr.strip().splitlines() or [f"the command line ended with code {done.returncode}"]
+        raise LibraryError(errors[-1]) from None
     if done.returncode != 0:
         raise LibraryError(result["rows"][0]["error"])
     return result

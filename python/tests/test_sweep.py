@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import unittest
 import unittest.mock
+import warnings
 
 import stratalloc
 from stratalloc import _command
@@ -96,9 +97,44 @@ class Sweep(unittest.TestCase):
         self.addCleanup(os.chdir, here)
         os.chdir(self.folder)
         with concurrent.futures.ThreadPoolExecutor(2) as executor:
-            found = stratalloc.sweep(["rank0.json", "rank29.json"], executor, torch="2.8", output=page)
-        self.assertEqual(found, stratalloc.sweep(["rank0.json", "rank29.json"], torch="2.8"))
+            given = ["rank0.json", f"../{self.folder.name}/./rank29.json"]
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                found = stratalloc.sweep(given, executor, torch="2.8", output=page)
+        self.assertEqual(found, stratalloc.sweep(given, torch="2.8"))
         self.assertIn("rank29.json", page.read_text())
+
+    def test_files_that_the_workers_do_not_have_are_analysed_here(self):
+        class Elsewhere(concurrent.futures.ThreadPoolExecutor):
+            def submit(self, function, command, options, paths):
+                return super().submit(function, command, options, [f"/nowhere{path}" for path in paths])
+
+        with Elsewhere(2) as executor, self.assertWarnsRegex(RuntimeWarning, "analysed here"):
+            self.assertEqual(stratalloc.sweep(self.paths, executor), self.alone)
+
+    def test_a_worker_that_fails_cancels_the_others(self):
+        class Failing(concurrent.futures.Executor):
+            futures = []
+
+            def submit(self, *_):
+                self.futures.append(concurrent.futures.Future())
+                if len(self.futures) == 2:
+                    self.futures[0].set_exception(OSError("no command"))
+                return self.futures[-1]
+
+        with self.assertRaisesRegex(OSError, "no command"):
+            stratalloc.sweep(self.paths, Failing())
+        self.assertTrue(all(future.cancelled() for future in Failing.futures[1:]))
+
+    def test_a_command_line_that_ends_early_is_an_error(self):
+        command = self.folder / "broken-command"
+        with unittest.mock.patch.dict(os.environ, STRATALLOC_COMMAND=str(command)):
+            for text in ("kill -9 $$", "echo '{}'; echo not possible >&2; exit 3", "echo '{'; exit 1"):
+                command.write_text(f"#!/bin/sh\n{text}\n")
+                command.chmod(0o755)
+                with self.assertRaises(stratalloc.LibraryError) as raised:
+                    stratalloc.sweep(self.paths)
+                self.assertIn("not possible" if "possible" in text else "ended with code", str(raised.exception))
 
     @unittest.skipIf(is_missing("distributed"), "distributed (Dask) is not installed")
     def test_two_workers_of_dask_return_the_same(self):
