@@ -8,8 +8,10 @@ The arguments are those of histories.py. Prints one line of a table; the exit co
 import contextlib
 import inspect
 import io
+import json
 import os
 import pathlib
+import pickle
 import re
 import signal
 import subprocess
@@ -99,6 +101,8 @@ def check(folder):
 
     runs_under = waiting_child(run_under)
     os.environ["RANK"] = "3"
+    # The driver that is replaced has no contexts.
+    torch._C._cuda_hasPrimaryContext = lambda device: True
     watcher = stratalloc.watch(folder=folder, files=2, pause=0, signal="USR1", every=2)
     assert not torch.cuda.is_initialized()
     start = time.monotonic()
@@ -113,6 +117,9 @@ def check(folder):
     assert "At the failed request of 300 MiB" in first, first
     with open(page) as file:
         assert "<html" in file.read(4096)
+    with open(snapshot, "rb") as file:
+        owners = [row["owner"] for row in json.loads(pickle.load(file)["account"])]
+    assert owners[0] == "allocator" and owners[-1] == "unknown", owners
     del error
     # An exception that is no new failure has no report.
     assert not hasattr(torch.cuda.OutOfMemoryError("a copy"), "__notes__")
