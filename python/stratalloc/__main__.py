@@ -27,9 +27,8 @@ def main(arguments):
     try:
         if arguments[0] == "hook":
             return _startup.hook(arguments[1:])
-        if arguments == ["preload"]:
-            print(_account.preloaded())
-            return 0
+        if arguments[0] == "preload":
+            return _preload(arguments[1:])
         return _command.run(arguments)
     except LibraryError as error:
         return _refused(error)
@@ -59,6 +58,17 @@ def _run(arguments):
             return _refused(f"there is no program {options.program}")
         sys.path[0] = os.path.dirname(os.path.abspath(options.program))
         runpy.run_path(options.program, run_name="__main__")
+    return 0
+
+
+def _preload(arguments):
+    argparse.ArgumentParser(
+        prog="python -m stratalloc preload",
+        description="Prints the path of the library that measures which libraries use a device.",
+        epilog="example: LD_PRELOAD=$(python -m stratalloc preload) python train.py",
+        allow_abbrev=False,
+    ).parse_args(arguments)
+    print(_account.preloaded())
     return 0
 
 

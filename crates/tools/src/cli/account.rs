@@ -15,7 +15,7 @@ use stratalloc::error::DriverError;
 use super::device::Device;
 use super::outcome::{Outcome, Result, out, write_stderr};
 use super::show::Side::{Left, Right};
-use super::show::{mib, table};
+use super::show::{mib, progress, table};
 
 /// Limits the text that another process sends.
 const TEXT_BYTES_MAX: usize = 1 << 20;
@@ -43,7 +43,10 @@ struct Account {
 
 /// Prints the account of each of `devices` that the process uses.
 pub(crate) fn run(process: u32, devices: &[Device], as_json: bool) -> Result<Outcome> {
-    let accounts = match asked(process) {
+    let bar = progress(1, &format!("asking process {process}"));
+    let sent = asked(process);
+    bar.finish_and_clear();
+    let accounts = match sent {
         Ok(mut accounts) => {
             let is_listed = |number: u64| {
                 devices
