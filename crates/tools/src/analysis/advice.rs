@@ -158,6 +158,10 @@ const PRINTED: usize = 7;
 /// A setting is dropped only if this many settings for the same allocator need less.
 const KEPT: usize = 3;
 
+/// The number of settings that are replayed at a time before a search. It does not depend on the number of
+/// processors, so the result does not either.
+const CHECKED_AT_ONCE: usize = 2;
+
 impl Advice {
     /// Searches for the settings under which `recording` needs the smallest device. Takes some hundred
     /// to some thousand replays on all processors. `progress` is called with the number of settings done
@@ -404,7 +408,7 @@ impl Search<'_> {
         // A few at a time, because the needs found by one search can make later candidates unnecessary.
         let mut rest = candidates.into_iter();
         loop {
-            let some: Vec<Candidate> = rest.by_ref().take(rayon::current_num_threads()).collect();
+            let some: Vec<Candidate> = rest.by_ref().take(CHECKED_AT_ONCE).collect();
             if some.is_empty() {
                 return Ok(());
             }

@@ -7,8 +7,8 @@
 //! The search starts from above. It steps down from the bytes reserved without a limit to the first size
 //! that fails, then bisects between that size and the next larger one. Then it tries sizes up to a tenth
 //! above in fine steps. If one of them fails, the search continues from that size. Smaller sizes that
-//! suffice by luck are reported and never ranked. The sizes of one round are tried in parallel on all
-//! processors.
+//! suffice by luck are reported and never ranked. The sizes of one round are tried in parallel. Their
+//! number does not depend on the number of processors, and so the result does not either.
 //!
 //! The choice between two equal free blocks depends on their addresses, and a recording does not contain
 //! the addresses that another device would assign. So needs that are printed are searched with three
@@ -92,6 +92,10 @@ const NEAR: f64 = 0.1;
 const EXACT: f64 = 0.0025;
 /// All segments and pages are multiples of this, so sizes between two multiples give equal results.
 const GRAIN_BYTES: u64 = 2 * MIB;
+/// The number of sizes of one round while the search steps down.
+const STEPS_AT_ONCE: usize = 8;
+/// The number of parts into which each round of the bisection divides the gap.
+const PARTS: u64 = 3;
 
 impl Need {
     /// Searches for the need under a configuration. Takes as long as some 30 to 300 replays, on all
@@ -272,10 +276,9 @@ impl<'a> Search<'a> {
     /// Steps down from `top` until a size fails. Returns the largest that failed, if any did.
     fn first_failure(&mut self, top: u64) -> Result<Option<u64>, ReplayError> {
         let floor = self.floor();
-        let at_once = rayon::current_num_threads() * 4;
         let mut sizes = steps_down(top, floor, self.coarse_step);
         sizes.push(floor);
-        for round in sizes.chunks(at_once.max(1)) {
+        for round in sizes.chunks(STEPS_AT_ONCE) {
             self.learn(round)?;
             if let Some(failed) = self.highest_failure() {
                 return Ok(Some(failed));
@@ -298,11 +301,9 @@ impl<'a> Search<'a> {
             if suffices - fails <= close(suffices) {
                 return Ok(suffices);
             }
-            // One size for each processor, all tried in parallel.
-            let parts = rayon::current_num_threads().clamp(1, 8) as u64 + 1;
             let gap = suffices - fails;
             let mut sizes: Vec<u64> =
-                (1..parts).map(|part| up(fails + gap / parts * part)).collect();
+                (1..PARTS).map(|part| up(fails + gap / PARTS * part)).collect();
             sizes.retain(|bytes| (fails + 1..suffices).contains(bytes));
             sizes.dedup();
             if sizes.is_empty() {

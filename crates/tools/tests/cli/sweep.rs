@@ -179,3 +179,12 @@ fn files_that_cannot_be_used_are_refused() {
     assert_eq!(all_broken.code, Some(1), "{}", all_broken.stderr);
     assert!(all_broken.stdout.contains("no/such/file: "), "{}", all_broken.stdout);
 }
+
+#[test]
+fn the_result_does_not_depend_on_the_number_of_threads() {
+    let files = [trace("llama_var.default")];
+    let one = result(&files, &["--jobs", "1"]);
+    for jobs in ["2", "3"] {
+        assert_eq!(result(&files, &["--jobs", jobs]), one, "{jobs}");
+    }
+}
