@@ -21,12 +21,20 @@ fn identity(path: &Path) -> Option<PathBuf> {
     std::fs::canonicalize(path).ok()
 }
 
+/// Returns true if two paths name the same file. It may be a file that does not exist yet.
+pub(crate) fn is_same(a: &Path, b: &Path) -> bool {
+    match [identity(a), identity(b)] {
+        [None, None] => matches!(
+            (std::path::absolute(a), std::path::absolute(b)),
+            (Ok(a), Ok(b)) if a == b
+        ),
+        [a, b] => a == b,
+    }
+}
+
 /// Returns an error if the file to be written is one of the recordings.
 pub(crate) fn spare(recordings: &[PathBuf], written: &Path) -> Result<(), BadArguments> {
-    let Some(file) = identity(written) else {
-        return Ok(());
-    };
-    let is_it = |recording: &&PathBuf| identity(recording).as_ref() == Some(&file);
+    let is_it = |recording: &&PathBuf| is_same(recording, written);
     recordings.iter().find(is_it).map_or(Ok(()), |recording| {
         let (written, recording) = (shown_path(written), shown_path(recording));
         Err(BadArguments(format!("{written} would be written over the recording {recording}")))

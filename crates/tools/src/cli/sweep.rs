@@ -81,6 +81,12 @@ pub(crate) fn run(args: &SweepArguments) -> Result<Outcome> {
     for written in args.state.iter().chain(&args.output) {
         files::spare(&paths, written)?;
     }
+    if let (Some(state), Some(output)) = (&args.state, &args.output)
+        && files::is_same(state, output)
+    {
+        let text = "--state and --output name the same file; give each its own";
+        return Err(BadArguments(text.to_owned()).into());
+    }
     let confs = args.conf.iter();
     let confs = confs.map(|text| args.recordings.parse_conf(text).map(|conf| (text.clone(), conf)));
     let confs: Vec<(String, Config)> = confs.collect::<Result<_>>()?;
@@ -155,17 +161,38 @@ impl Job<'_> {
     /// Analyses each group, and tries the best settings of each on all.
     fn analyse(&mut self, mut found: Found) -> io::Result<Found> {
         let bar = progress(2 * found.groups.len() as u64, "trying settings");
-        let largest = found.groups.first().map(|group| group.members[0]);
+        let mut largest = None;
         for (at, group) in found.groups.iter_mut().enumerate() {
-            let first = group.members[0];
-            match self.sweep.advise(first, largest.filter(|largest| *largest != first))? {
-                Ok((advised, difference)) => {
-                    (group.advised, group.difference) = (Ok(advised), difference);
+            for member in group.members.clone() {
+                match self.sweep.load(member, largest) {
+                    Ok(()) => {
+                        group.analysed = member;
+                        if let Some(largest) = largest {
+                            match self.sweep.difference(member, largest)? {
+                                Ok(difference) => group.difference = Some(difference),
+                                Err(error) => write_stderr(format_args!(
+                                    "note: {} is not compared: {}",
+                                    shown(&self.name(member)),
+                                    shown(&error)
+                                )),
+                            }
+                        }
+                        group.advised = self.sweep.advise(member)?;
+                        break;
+                    }
+                    Err(error) => group.advised = Err(error),
                 }
-                Err(error) => group.advised = Err(error),
             }
+            if group.advised.is_ok() && group.analysed != group.members[0] {
+                write_stderr(format_args!(
+                    "note: {} cannot be read again: {} is analysed instead",
+                    shown(&self.name(group.members[0])),
+                    shown(&self.name(group.analysed))
+                ));
+            }
+            let largest = *largest.get_or_insert(group.analysed);
             if let Ok(Advised { conf_error: Some(error), .. }) = &group.advised {
-                let name = shown(&self.name(first));
+                let name = shown(&self.name(group.analysed));
                 write_stderr(format_args!(
                     "note: {name}: compared with PyTorch's default: {error}"
                 ));
@@ -187,7 +214,7 @@ impl Job<'_> {
             // The need under the group's own best setting is known.
             let others: Vec<_> =
                 confs.iter().filter(|(conf, _)| conf != best_conf).cloned().collect();
-            match self.sweep.needs(group.members[0], &others)? {
+            match self.sweep.needs(group.analysed, &others)? {
                 Ok(needs) => {
                     let mut needs = needs.into_iter();
                     let need = |(conf, _): &(String, Config)| match conf == best_conf {
@@ -209,7 +236,11 @@ impl Job<'_> {
         for index in 0..self.args.recordings.files.len() {
             let name = json!({"recording": self.name(index)});
             if part == Part::Groups {
-                let advised = self.sweep.advise(index, against)?.map(|(advised, _)| advised);
+                if let Some(against) = against {
+                    // Without a result, the comparison is left to the process that combines the parts.
+                    let _ = self.sweep.difference(index, against)?;
+                }
+                let advised = self.sweep.advise(index)?;
                 self.line(&with_error(name, &advised))?;
                 continue;
             }
@@ -219,14 +250,9 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn group_json(&self, at: usize, group: &Group, largest: Option<usize>) -> Value {
+    fn group_json(&self, at: usize, group: &Group, largest: usize) -> Value {
         let names = group.members.iter().map(|index| self.name(*index));
-        group_json(
-            at,
-            group,
-            names.collect(),
-            &largest.map_or_else(String::new, |at| self.name(at)),
-        )
+        group_json(at, group, names.collect(), &self.name(largest))
     }
 }
 
@@ -263,7 +289,7 @@ fn write(args: &SweepArguments, found: &Found) -> io::Result<()> {
     for (index, error) in &found.unread {
         of_all[*index] = Some(json!({"recording": names[*index], "error": error}));
     }
-    let largest = found.groups.first().map_or("", |group| names[group.members[0]].as_str());
+    let largest = found.largest(&names);
     let groups = found.groups.iter().enumerate().map(|(at, group)| {
         let members: Vec<String> = group.members.iter().map(|at| names[*at].clone()).collect();
         for index in &group.members {
@@ -279,7 +305,7 @@ fn write(args: &SweepArguments, found: &Found) -> io::Result<()> {
     let all = json!({
         "rows": of_all,
         "groups": groups,
-        "worst": found.worst().map(|group| &names[group.members[0]]),
+        "worst": found.worst().map(|group| &names[group.analysed]),
         "advice": advice,
         "table": text,
     });
@@ -291,11 +317,11 @@ type Rows = (Vec<(&'static str, super::show::Side)>, Vec<Vec<String>>);
 /// Returns the table of the groups.
 fn rows(found: &Found, names: &[String]) -> Rows {
     let need = |bytes: Option<u64>| bytes.map_or_else(|| "none fits".to_owned(), |b| mib(b as f64));
-    let worst = found.worst().map(|group| group.members[0]);
+    let worst = found.worst().map(|group| group.analysed);
     let row = |group: &Group| {
         let mut row = vec![grouped(group.members.len() as u64)];
-        let mark = if worst == Some(group.members[0]) { " (most)" } else { "" };
-        let name = format!("{}{mark}", names[group.members[0]]);
+        let mark = if worst == Some(group.analysed) { " (most)" } else { "" };
+        let name = format!("{}{mark}", names[group.analysed]);
         row.extend(match &group.advised {
             Ok(Advised { needs_bytes, best_needs_bytes, best_conf, .. }) => {
                 [need(*needs_bytes), need(*best_needs_bytes), shown_conf(best_conf), name]
@@ -319,27 +345,23 @@ fn rows(found: &Found, names: &[String]) -> Rows {
 /// Returns the lines below the table: the recordings that differ, those without a result, and the advice.
 fn facts(found: &Found, names: &[String]) -> Vec<String> {
     let mut facts = Vec::new();
-    if let Some(largest) = found.groups.first().map(|group| &names[group.members[0]]) {
-        let others =
-            found.groups.iter().filter_map(|group| Some((group, group.difference.as_ref()?)));
-        let sentence = |(group, difference): (&Group, &crate::analysis::Difference)| {
-            format!("{} {}", named(group, names), difference.sentence(largest))
-        };
-        facts.extend(others.clone().take(SHOWN[0]).map(sentence));
-        let more = others.count().saturating_sub(SHOWN[0]) as u64;
-        if more > 0 {
-            facts.push(format!(
-                "{} not shown.",
-                counted_as(more, "more group is", "more groups are")
-            ));
-        }
+    let largest = found.largest(names);
+    let others = found.groups.iter().filter_map(|group| Some((group, group.difference.as_ref()?)));
+    let sentence = |(group, difference): (&Group, &crate::analysis::Difference)| {
+        format!("{} {}", named(group, names), difference.sentence(largest))
+    };
+    facts.extend(others.clone().take(SHOWN[0]).map(sentence));
+    let more = others.count().saturating_sub(SHOWN[0]) as u64;
+    if more > 0 {
+        facts.push(format!("{} not shown.", counted_as(more, "more group is", "more groups are")));
     }
     facts.extend(found.unread.iter().map(|(_, error)| format!("error: {error}")));
+    let of = found.partial().unwrap_or_else(|| "all".to_owned());
     facts.push(match found.advice() {
         None if found.groups.is_empty() => "No recording could be read.".to_owned(),
-        None => "No setting that was tried suits all.".to_owned(),
+        None => format!("No setting that was tried suits {of}."),
         Some((conf, bytes)) => {
-            format!("For all: {}, in {} MiB.", shown_conf(conf), mib(bytes as f64))
+            format!("For {of}: {}, in {} MiB.", shown_conf(conf), mib(bytes as f64))
         }
     });
     facts

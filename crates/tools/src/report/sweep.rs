@@ -8,15 +8,16 @@ const NAMED: usize = 100;
 
 /// Returns a page with the groups of a sweep. `names` are those of all recordings.
 pub(crate) fn sweep_page(found: &Found, names: &[String]) -> String {
-    let largest = found.groups.first().map_or("", |group| names[group.members[0]].as_str());
-    let worst = found.worst().map(|group| group.members[0]);
+    let largest = found.largest(names);
+    let worst = found.worst().map(|group| group.analysed);
     let rows: String = found.groups.iter().map(|group| row(group, largest, worst, names)).collect();
+    let of = found.partial().unwrap_or_else(|| "All recordings".to_owned());
     let advice = match found.advice() {
         Some((conf, bytes)) => {
             let conf = if conf.is_empty() { "the defaults" } else { conf };
-            format!("All recordings run in {} MiB with <b>{}</b>.", near(bytes), escaped(conf))
+            format!("{of} run in {} MiB with <b>{}</b>.", near(bytes), escaped(conf))
         }
-        None => "No setting that was tried suits all recordings.".to_owned(),
+        None => "No setting that was tried suits all recordings with a result.".to_owned(),
     };
     let unread =
         found.unread.iter().take(NAMED).map(|(_, error)| format!("<li>{}</li>", escaped(error)));
@@ -66,12 +67,12 @@ fn row(group: &Group, largest: &str, worst: Option<usize>, names: &[String]) -> 
     let difference = group.difference.as_ref();
     let difference = difference.map(|difference| escaped(&difference.sentence(largest)));
     let difference = difference.map_or_else(String::new, |text| format!("<p>{text}</p>"));
-    let class = if worst == Some(group.members[0]) { " class=\"strong\"" } else { "" };
+    let class = if worst == Some(group.analysed) { " class=\"strong\"" } else { "" };
     let count = grouped(group.members.len() as u64);
     format!(
         "<tr{class}><td>{count}</td><td>{needs}</td><td>{best}</td>{text}<td class=\"text\">\
          {difference}<details><summary>{}</summary>{named}{more}</details></td></tr>\n",
-        escaped(&names[group.members[0]])
+        escaped(&names[group.analysed])
     )
 }
 

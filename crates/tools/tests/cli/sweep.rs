@@ -102,14 +102,17 @@ fn the_table_the_json_and_the_page_agree() {
         row.trim_start().starts_with("1 ") && row.contains(&format!("{:.1}", needs[0])),
         "{row}"
     );
+    let counted = "8 of 9 recordings (1 has no result)";
     let differs = "request 8 (event 20: 17,825,792 bytes, train.py:17 step) instead of request 8 (event 20: \
                    9,437,184 bytes, train.py:17 step)";
     let all = format!("in {:.1} MiB.", needs[1]);
-    for text in [differs, &all, "error: ", "broken.pickle"] {
+    for text in [differs, counted, &all, "error: ", "broken.pickle"] {
         assert!(ended.stdout.contains(text), "{text}: {}", ended.stdout);
     }
     let html = std::fs::read_to_string(page).unwrap();
-    for text in [differs, "9 recordings in 2 groups", "1 could not be read", "broken.pickle"] {
+    for text in
+        [differs, counted, "9 recordings in 2 groups", "1 could not be read", "broken.pickle"]
+    {
         assert!(html.contains(text), "{text}: {html}");
     }
     assert!(html.len() < 50_000 && !html.contains("<script"), "{} bytes", html.len());
@@ -155,7 +158,7 @@ fn an_interrupted_sweep_goes_on_where_it_was() {
     // Other options and changed files have keys of their own.
     std::fs::write(&state, &whole).unwrap();
     result(&files, &["--state", &state, "--total-memory", "1GiB"]);
-    assert!(entries() > done);
+    assert_eq!(entries(), 2 * done);
     std::fs::write(&state, &whole).unwrap();
     folder.file("rank0.json", &rank(0, Some(2)));
     let changed = result(&files, &["--state", &state]);
@@ -172,6 +175,13 @@ fn files_that_cannot_be_used_are_refused() {
     assert_eq!(std::fs::read_to_string(&foreign).unwrap(), "some notes\n");
     fails(&["sweep", "--state", &file, &file], 2, "would be written over the recording");
     fails(&["sweep", "--output", &file, &file], 2, "would be written over the recording");
+    let new = folder.path("new");
+    for [state, output] in [[&new, &new], [&foreign, &foreign]] {
+        let args = ["sweep", "--state", state, "--output", output, &file];
+        fails(&args, 2, "--state and --output name the same file");
+    }
+    fails(&["sweep", "--state", &new, &new], 2, "would be written over the recording");
+    assert!(!Path::new(&new).exists());
     fails(&["sweep", "-"], 2, "not standard input");
     fails(&["sweep", "--output", "-", "--json", &file], 2, "to a file only");
     fails(&["sweep", "--jobs", "0", &file], 2, "");
@@ -187,4 +197,72 @@ fn the_result_does_not_depend_on_the_number_of_threads() {
     for jobs in ["2", "3"] {
         assert_eq!(result(&files, &["--jobs", jobs]), one, "{jobs}");
     }
+}
+
+/// Replaces the contents of a file. Its length and its time stay the same.
+fn damage(path: &str) {
+    let metadata = std::fs::metadata(path).expect("the file exists");
+    let length = usize::try_from(metadata.len()).expect("it is short");
+    std::fs::write(path, " ".repeat(length)).expect("it can be written");
+    let file = std::fs::File::options().write(true).open(path).expect("it can be written");
+    let modified = metadata.modified().expect("files have times");
+    file.set_modified(modified).expect("the time can be set");
+}
+
+#[test]
+fn the_next_recording_of_a_group_is_analysed_if_the_first_cannot_be_read_again() {
+    let folder = Folder::new("sweep-next");
+    let (files, state) = (ranks(&folder), folder.path("state"));
+    lines(&sweep(&files, &["--part", "files", "--state", &state]));
+    damage(&files[0]);
+    let ended = sweep(&files, &["--json", "--state", &state]);
+    assert!(ended.stderr.contains("rank0.json cannot be read again: "), "{}", ended.stderr);
+    let found = lines(&ended).pop().unwrap();
+    let expected = result(&files[1..], &[]);
+    for key in ["worst", "advice"] {
+        assert_eq!(found[key], expected[key]);
+    }
+    assert_eq!(found["groups"][0]["sentence"], expected["groups"][0]["sentence"]);
+    assert_eq!(found["groups"][1], expected["groups"][1]);
+}
+
+#[test]
+fn without_a_comparison_the_advice_is_still_given() {
+    let folder = Folder::new("sweep-uncompared");
+    let (mut files, state) = (ranks(&folder), folder.path("state"));
+    result(&files, &["--state", &state]);
+    damage(&files[0]);
+    files.push(folder.file("rank8.json", &rank(8, Some(4))));
+    let ended = sweep(&files, &["--json", "--state", &state]);
+    let found = lines(&ended).pop().unwrap();
+    assert!(ended.stderr.contains("rank8.json is not compared: "), "{}", ended.stderr);
+    let groups = found["groups"].as_array().unwrap();
+    assert_eq!(groups.len(), 3);
+    assert!(groups.iter().all(|group| group.get("error").is_none()), "{found}");
+    assert_eq!(groups[2]["difference"], Value::Null);
+    assert_ne!(groups[1]["difference"], Value::Null);
+    assert_ne!(found["advice"], Value::Null);
+}
+
+#[test]
+fn a_request_by_other_code_is_no_difference() {
+    let folder = Folder::new("sweep-code");
+    let odd = rank(2, Some(7)).replacen("train.py", "other.py", 1);
+    let files = [rank(0, None), rank(1, None), odd];
+    let files = [0, 1, 2].map(|at| folder.file(&format!("rank{at}.json"), &files[at]));
+    let found = result(&files, &[]);
+    assert_eq!(found["groups"][1]["difference"]["requests"][1]["request"], 8);
+}
+
+#[test]
+fn ranks_with_other_free_bytes_at_a_failed_request_are_one_group() {
+    let folder = Folder::new("sweep-failed");
+    let files = [5, 6].map(|free| {
+        let mut made = Made::default();
+        made.segment(1 << 40, 40 * MIB);
+        made.alloc(1 << 40, 40 * MIB);
+        made.out_of_memory(80 * MIB, free * MIB + 512);
+        folder.file(&format!("free{free}.json"), &made.json())
+    });
+    assert_eq!(result(&files, &[])["groups"].as_array().unwrap().len(), 1);
 }

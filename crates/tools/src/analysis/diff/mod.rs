@@ -130,37 +130,51 @@ impl<'a> Listed<'a> {
     }
 }
 
-/// Aligns the requests of two recordings. Also returns their code, if both have stacks.
-fn aligned(listed: [&Listed<'_>; 2], streams: &mut Streams) -> (Option<Codes>, RequestDiff) {
+/// Returns the code of two recordings, if both have stacks.
+fn codes_of(listed: [&Listed<'_>; 2]) -> Option<Codes> {
     let has_stacks = |requests: &[Request]| requests.iter().any(|request| request.stack.is_some());
-    let callers = listed.map(|of| &of.callers);
     let requests = listed.map(|of| of.requests);
     let by_code = requests.into_iter().all(has_stacks);
-    let codes = by_code.then(|| Codes::of(callers, requests));
-    let keys = [0, 1].map(|side| {
-        let key = |request: &Request| {
-            let code = codes.as_ref().zip(request.stack);
-            let code =
-                code.map(|(codes, stack)| codes.of_caller(side, callers[side].of_stack(stack)));
-            (request.bytes, streams.number(side, request.stream), code, request.has_failed)
-        };
-        requests[side].iter().map(key).collect::<Vec<_>>()
-    });
-    let found = RequestDiff::of([&keys[0], &keys[1]]);
-    (codes, found)
+    by_code.then(|| Codes::of(listed.map(|of| &of.callers), requests))
 }
 
-/// Returns the first place at which the requests of two recordings differ: the request of each, or `None` if
-/// the other one has more requests there. `None` if all requests are the same.
-pub(crate) fn first_difference(traces: [&Trace; 2]) -> Option<[Option<ShownRequest>; 2]> {
+/// Aligns the requests of two recordings. Requests of different `codes` differ.
+fn aligned(listed: [&Listed<'_>; 2], codes: Option<&Codes>, streams: &mut Streams) -> RequestDiff {
+    let keys = [0, 1].map(|side| {
+        let Listed { requests, callers } = listed[side];
+        let key = |request: &Request| {
+            let code = codes.zip(request.stack);
+            let code = code.map(|(codes, stack)| codes.of_caller(side, callers.of_stack(stack)));
+            (request.bytes, streams.number(side, request.stream), code, request.has_failed)
+        };
+        requests.iter().map(key).collect::<Vec<_>>()
+    });
+    RequestDiff::of([&keys[0], &keys[1]])
+}
+
+/// The requests at which two recordings differ first: that of each, or `None` if the other one has more
+/// requests there. Then the numbers of their streams, if only the stream differs.
+type FirstDifference = ([Option<ShownRequest>; 2], Option<[u32; 2]>);
+
+/// Returns the first difference between the requests of two recordings, regardless of their code. `None` if
+/// all requests are the same.
+pub(crate) fn first_difference(traces: [&Trace; 2]) -> Option<FirstDifference> {
     let requests = traces.map(requests_of);
     let listed = [0, 1].map(|side| Listed::new(&requests[side], traces[side]));
-    let (_, found) = aligned([&listed[0], &listed[1]], &mut Streams::default());
+    let mut streams = Streams::default();
+    let found = aligned([&listed[0], &listed[1]], None, &mut streams);
     let place = found.places.first()?;
-    Some([0, 1].map(|side| {
+    let shown = [0, 1].map(|side| {
         let first: Vec<usize> = place[side].clone().take(1).collect();
         listed[side].shown(&first).pop()
-    }))
+    });
+    let numbers = match &shown {
+        [Some(a), Some(b)] if (a.bytes, a.failed) == (b.bytes, b.failed) => {
+            Some([streams.number(0, a.stream), streams.number(1, b.stream)])
+        }
+        _ => None,
+    };
+    Some((shown, numbers))
 }
 
 /// The holder of blocks, in which blocks of two recordings can agree.
@@ -260,7 +274,8 @@ impl<'a> Diff<'a> {
         let sides = [a, b];
         let listed = sides.map(|side| Listed::new(&side.requests, &side.recording.trace));
         let mut streams = Streams::default();
-        let (codes, requests) = aligned([&listed[0], &listed[1]], &mut streams);
+        let codes = codes_of([&listed[0], &listed[1]]);
+        let requests = aligned([&listed[0], &listed[1]], codes.as_ref(), &mut streams);
         let (grew, kept) = Default::default();
         let (grew_count, kept_count) = (0, 0);
         let mut diff = Self { sides, listed, requests, grew, grew_count, kept, kept_count };

@@ -9,6 +9,7 @@ use std::hash::Hash;
 use hashbrown::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
+use crate::analysis::grouped;
 use crate::replay::{Op, Trace, Workload};
 use stratalloc::ids::{PoolId, StreamId};
 
@@ -32,17 +33,73 @@ impl Fingerprint {
     pub(super) fn of(trace: &Trace, workload: &Workload, limit_bytes: Option<u64>) -> Self {
         let mut hash = Hasher::default();
         hash.text(&trace.conf);
-        hash.text(&trace.torch_version().to_string());
-        hash.word(u64::from(trace.requests_only));
-        let made_here = trace.made_here.map(|made| [made.limit_bytes, made.total_bytes]);
-        hash.word(u64::from(made_here.is_some()));
-        for bytes in made_here.unwrap_or_default().into_iter().chain([limit_bytes]) {
-            hash.word(u64::from(bytes.is_some()));
-            hash.word(bytes.unwrap_or(0));
-        }
-        Normalised::new(&mut hash, workload).hash();
+        facts(trace, limit_bytes).iter().for_each(|(_, value)| hash.text(value));
+        Normalised::new(workload).hash(&mut hash);
         hash.done()
     }
+}
+
+/// Returns the data of a recording that change its needs, besides its configuration, requests and frees: the
+/// name and the value of each, as they are printed.
+pub(super) fn facts(trace: &Trace, limit_bytes: Option<u64>) -> [(&'static str, String); 6] {
+    let bytes = |bytes: Option<u64>| {
+        bytes.map_or_else(|| "none".to_owned(), |bytes| format!("{} bytes", grouped(bytes)))
+    };
+    let made_here = trace.made_here;
+    let [limit, total] =
+        made_here.map_or([None; 2], |made| [made.limit_bytes, made.total_bytes]).map(bytes);
+    let kind = if trace.requests_only { "requests" } else { "events" };
+    let recorder = if made_here.is_some() { "this library" } else { "PyTorch" };
+    [
+        ("version of PyTorch", trace.torch_version().to_string()),
+        ("kind of recording", kind.to_owned()),
+        ("recorded by", recorder.to_owned()),
+        ("limit", limit),
+        ("total memory", total),
+        ("limit that failed requests show", bytes(limit_bytes)),
+    ]
+}
+
+/// Where the operations of two recordings differ first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Differs {
+    /// An operation of each recording; `None` if the recording ends before.
+    Operations([Option<Place>; 2]),
+    /// Only blocks from before the recordings differ, of which none is freed.
+    BlocksBefore,
+}
+
+/// An operation of a recording, with the ordinals of its stream and its private pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The index in [`Workload::ops`].
+    pub(super) index: usize,
+    pub(super) stream: u64,
+    pub(super) pool: u64,
+}
+
+/// Returns the first difference between the operations of two recordings, compared as in their fingerprints.
+pub(super) fn first_differing(workloads: [&Workload; 2]) -> Option<Differs> {
+    let [mut a, mut b] = workloads.map(Normalised::new);
+    let behind = |side: &Normalised<'_>, workload: &Workload| workload.ops.len() - side.rest.len();
+    let starts = [behind(&a, workloads[0]), behind(&b, workloads[1])];
+    for at in 0..a.rest.len().max(b.rest.len()) {
+        let words = [&mut a, &mut b].map(|side| {
+            let op = side.rest.get(at)?;
+            Some(side.operation(op))
+        });
+        if words[0] != words[1] {
+            let place = |side: usize| {
+                let words = words[side]?;
+                // The ordinals of the freed block, if it lived before the recording, or of the request.
+                let ordinals = words.block.map_or(words.operation[0] >> 3, |block| block[2]);
+                let (stream, pool) = (ordinals & ORDINAL_MAX, words.pool());
+                Some(Place { index: starts[side] + at, stream, pool })
+            };
+            return Some(Differs::Operations([place(0), place(1)]));
+        }
+    }
+    (a.start.len() != b.start.len() || a.left() != b.left()).then_some(Differs::BlocksBefore)
 }
 
 /// Hashes words of 64 bits: as FNV-1a of 128 bits does, but with a word instead of a byte in each step.
@@ -92,11 +149,33 @@ impl<K: Copy + Eq + Hash> Ordinals<K> {
         let new = self.known.len() as u64;
         *self.known.entry(handle).or_insert(new)
     }
+
+    /// Returns the ordinal of a handle; the largest number if it has none.
+    fn known(&self, handle: K) -> u64 {
+        self.known.get(&handle).copied().unwrap_or(u64::MAX)
+    }
+
+    /// Assigns ordinals to the handles of blocks that have none. Their order depends on the sizes of the
+    /// blocks, not on the order in which they are given.
+    fn add_by_blocks(&mut self, blocks: impl Iterator<Item = (K, [u64; 3])>) {
+        let mut blocks_of: HashMap<K, Vec<[u64; 3]>> = HashMap::new();
+        for (handle, block) in blocks.filter(|(handle, _)| !self.known.contains_key(handle)) {
+            blocks_of.entry(handle).or_default().push(block);
+        }
+        blocks_of.values_mut().for_each(|blocks| blocks.sort_unstable());
+        let mut new: Vec<(K, Vec<[u64; 3]>)> = blocks_of.into_iter().collect();
+        new.sort_unstable_by(|(_, a), (_, b)| a.cmp(b));
+        for (handle, _) in new {
+            self.of(handle);
+        }
+    }
 }
+
+/// Streams have ordinals of 29 bits: behind the three bits of a kind, below the 32 of a pool.
+const ORDINAL_MAX: u64 = (1 << 29) - 1;
 
 /// A workload whose handles are replaced by ordinals.
 struct Normalised<'a> {
-    hash: &'a mut Hasher,
     streams: Ordinals<StreamId>,
     pools: Ordinals<PoolId>,
     /// The allocations of the blocks from before the recording, in the order of their addresses.
@@ -109,14 +188,28 @@ struct Normalised<'a> {
     next_number: u64,
 }
 
+/// What an operation adds to the hash.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Words {
+    /// The block from before the recording that it uses, if no operation used it before.
+    block: Option<[u64; 3]>,
+    operation: [u64; 2],
+}
+
+impl Words {
+    /// Returns the ordinal of the pool.
+    fn pool(&self) -> u64 {
+        self.block.map_or(self.operation[0], |block| block[2]) >> 32
+    }
+}
+
 impl<'a> Normalised<'a> {
-    fn new(hash: &'a mut Hasher, workload: &'a Workload) -> Self {
+    fn new(workload: &'a Workload) -> Self {
         let (start, rest) = workload.ops.split_at(workload.seeded as usize);
         let is_draining =
             |op: &&Op| matches!(op, Op::FreeInUse { lane, .. } if *lane == Workload::LANE_BEFORE);
         let (drains, rest) = rest.split_at(rest.iter().take_while(is_draining).count());
         Self {
-            hash,
             streams: Ordinals::new(StreamId::DEFAULT),
             pools: Ordinals::new(PoolId::DEFAULT),
             start,
@@ -127,54 +220,82 @@ impl<'a> Normalised<'a> {
         }
     }
 
-    fn hash(mut self) {
-        self.hash.word(self.start.len() as u64);
+    fn hash(mut self, hash: &mut Hasher) {
+        hash.word(self.start.len() as u64);
         for op in self.rest {
-            self.operation(op);
+            let Words { block, operation } = self.operation(op);
+            block.into_iter().flatten().chain(operation).for_each(|word| hash.word(word));
         }
-        // The order of addresses differs between ranks, so blocks that are never freed are sorted.
+        self.left().into_iter().flatten().for_each(|word| hash.word(word));
+    }
+
+    /// Returns the blocks from before the recording that no operation used. They are sorted, because the
+    /// order of addresses differs between ranks.
+    fn left(&mut self) -> Vec<[u64; 3]> {
         let is_left = |op: &&Op| op.block().is_some_and(|id| self.numbers[id as usize].is_none());
         let left: Vec<&Op> = self.start.iter().filter(is_left).collect();
-        let mut left: Vec<[u64; 3]> = left.into_iter().map(|op| self.words(op)).collect();
-        left.sort_unstable();
-        left.into_iter().flatten().for_each(|word| self.hash.word(word));
+        // The kind, size, stream and pool of each block.
+        let blocks = left.iter().filter_map(|op| match **op {
+            Op::Allocate { id, bytes, stream, pool } => Some((self.kind(id), bytes, stream, pool)),
+            _ => None,
+        });
+        let blocks: Vec<_> = blocks.collect();
+        let of_stream =
+            |&(kind, bytes, stream, pool): &_| (stream, [kind, bytes, self.pools.known(pool)]);
+        self.streams.add_by_blocks(blocks.iter().map(of_stream));
+        let of_pool =
+            |&(kind, bytes, stream, pool): &_| (pool, [kind, bytes, self.streams.known(stream)]);
+        self.pools.add_by_blocks(blocks.iter().map(of_pool));
+        let mut words: Vec<[u64; 3]> = left.into_iter().map(|op| self.words(op)).collect();
+        words.sort_unstable();
+        words
+    }
+
+    /// Returns the kind of a block from before the recording.
+    fn kind(&self, id: u32) -> u64 {
+        7 | u64::from(self.drains.contains(&id)) << 3
     }
 
     /// Returns what a block from before the recording adds to the hash.
     fn words(&mut self, op: &Op) -> [u64; 3] {
         let Op::Allocate { id, bytes, stream, pool } = *op else { return [0; 3] };
-        let is_draining = self.drains.contains(&id);
-        let kind = 7 | u64::from(is_draining) << 3;
-        [kind, bytes, self.streams.of(stream) | self.pools.of(pool) << 32]
+        [self.kind(id), bytes, self.streams.of(stream) | self.pools.of(pool) << 32]
     }
 
-    /// Returns the number of a block. Later blocks have the numbers of their requests.
-    fn block(&mut self, id: u32) -> u64 {
+    /// Returns the number of a block, and what it adds to the hash if it is a block from before the recording
+    /// that no operation used. Later blocks have the numbers of their requests.
+    fn block(&mut self, id: u32) -> (u64, Option<[u64; 3]>) {
         let at = id as usize;
         match self.numbers.get(at) {
-            None => u64::from(id),
-            Some(Some(number)) => *number,
+            None => (u64::from(id), None),
+            Some(Some(number)) => (*number, None),
             Some(None) => {
-                self.words(&self.start[at]).into_iter().for_each(|word| self.hash.word(word));
+                let words = self.words(&self.start[at]);
                 self.next_number += 1;
-                *self.numbers[at].insert(self.next_number - 1)
+                (*self.numbers[at].insert(self.next_number - 1), Some(words))
             }
         }
     }
 
-    /// Adds an operation: its kind in the lowest three bits of a word, then the other fields.
-    fn operation(&mut self, op: &Op) {
-        let words = match *op {
+    /// Returns what an operation adds: its kind in the lowest three bits of a word, then the other fields.
+    fn operation(&mut self, op: &Op) -> Words {
+        let mut block = None;
+        let mut number = |id| {
+            let (number, words) = self.block(id);
+            block = words;
+            number
+        };
+        let operation = match *op {
             Op::Allocate { bytes, stream, pool, .. } => {
                 [1 | self.streams.of(stream) << 3 | self.pools.of(pool) << 32, bytes]
             }
             Op::AllocateFailing { bytes, stream, .. } => [2 | self.streams.of(stream) << 3, bytes],
-            Op::Free { id } => [3 | self.block(id) << 3, 0],
-            Op::FreeInUse { id, lane } => [4 | self.block(id) << 3, u64::MAX - lane.0],
-            Op::Finished { id } => [5 | self.block(id) << 3, 0],
+            Op::Free { id } => [3 | number(id) << 3, 0],
+            Op::FreeInUse { id, lane } => [4 | number(id) << 3, u64::MAX - lane.0],
+            Op::Finished { id } => [5 | number(id) << 3, 0],
             Op::EmptyCache => [6, 0],
         };
-        words.into_iter().for_each(|word| self.hash.word(word));
+        Words { block, operation }
     }
 }
 
@@ -236,6 +357,41 @@ mod tests {
         assert_ne!(Workload::of(&a, 1 << 37), Workload::of(&b, 1 << 37));
         assert_ne!(Workload::of(&a, 1 << 37), Workload::of(&c, 1 << 37));
         assert_eq!([of(&b), of(&c)], [of(&a), of(&a)]);
+    }
+
+    #[test]
+    fn streams_and_pools_of_live_blocks_may_have_any_order_of_addresses() {
+        // Three blocks: of one stream and pool, and two of another.
+        let live = |order: [(u64, u64, u64); 3]| {
+            let segment = |(at, (bytes, stream, pool)): (u64, (u64, u64, u64))| SegmentLayout {
+                address: at << 32,
+                size_bytes: bytes,
+                stream: StreamId(stream),
+                kind: PoolKind::Large,
+                pool: PoolId { capture: pool, user: 0 },
+                expandable: false,
+                asleep: false,
+                blocks: vec![BlockLayout {
+                    address: at << 32,
+                    size_bytes: bytes,
+                    requested_bytes: bytes,
+                    state: BlockStateName::ActiveAllocated,
+                }],
+            };
+            let segments = (1..).zip(order).map(segment).collect();
+            Trace { segments, ..Trace::default() }
+        };
+        let by_stream = [(2 * MIB, 7, 0), (2 * MIB, 9, 0), (4 * MIB, 9, 0)];
+        let by_pool = [(2 * MIB, 0, 7), (2 * MIB, 0, 9), (4 * MIB, 0, 9)];
+        for [a, b, c] in [by_stream, by_pool] {
+            let expected = of(&live([a, b, c]));
+            assert_eq!(
+                [of(&live([b, a, c])), of(&live([c, b, a]))],
+                [expected.clone(), expected.clone()]
+            );
+            assert_ne!(of(&live([a, a, c])), expected);
+        }
+        assert_ne!(of(&live(by_stream)), of(&live(by_pool)));
     }
 
     #[test]

@@ -3,16 +3,18 @@
 use hashbrown::HashMap;
 
 use super::{Advised, Difference, Fingerprint, Scanned};
-use crate::analysis::{ShownRequest, grouped};
+use crate::analysis::{counted_as, grouped};
 
 /// Recordings with equal fingerprints.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// The indices of the recordings, in order. The first one was analysed.
+    /// The indices of the recordings, in order.
     pub(crate) members: Vec<usize>,
+    /// The one that was analysed: the first that could be read again.
+    pub(crate) analysed: usize,
     /// The advice for them, or the error of their analysis.
     pub(crate) advised: Result<Advised, String>,
-    /// How they differ from the largest group; `None` for that group itself.
+    /// How they differ from the largest group; `None` for that group itself, and if they were not compared.
     pub(crate) difference: Option<Difference>,
     /// The need under each of [`Found::confs`]; `None` if no device suffices, or if it was not searched.
     pub(crate) needs: Vec<Option<u64>>,
@@ -49,7 +51,8 @@ impl Found {
             }
         }
         members.sort_by_key(|members| std::cmp::Reverse(members.len()));
-        let group = |members| Group {
+        let group = |members: Vec<usize>| Group {
+            analysed: members[0],
             members,
             advised: Err("it was not analysed".to_owned()),
             difference: None,
@@ -61,6 +64,21 @@ impl Found {
     /// Returns the groups that were analysed.
     pub(crate) fn analysed(&self) -> impl Iterator<Item = (&Group, &Advised)> {
         self.groups.iter().filter_map(|group| Some((group, group.advised.as_ref().ok()?)))
+    }
+
+    /// Returns the number of recordings with a result and of those without, as text. `None` if all have one.
+    pub(crate) fn partial(&self) -> Option<String> {
+        let count = |group: &Group| group.members.len() as u64;
+        let all = self.unread.len() as u64 + self.groups.iter().map(count).sum::<u64>();
+        let with_result: u64 = self.analysed().map(|(group, _)| count(group)).sum();
+        let without = counted_as(all - with_result, "has no result", "have no result");
+        (with_result < all)
+            .then(|| format!("{} of {} recordings ({without})", grouped(with_result), grouped(all)))
+    }
+
+    /// Returns the name of the recording with which others are compared.
+    pub(crate) fn largest<'a>(&self, names: &'a [String]) -> &'a str {
+        self.groups.first().map_or("", |group| names[group.analysed].as_str())
     }
 
     /// Returns the settings to try on all groups: the best ones of each group and `more`.
@@ -97,32 +115,5 @@ impl Found {
         };
         let (most, _, at, _) = self.confs.iter().enumerate().filter_map(fit).min()?;
         Some((&self.confs[at], most))
-    }
-}
-
-impl Difference {
-    /// Returns the difference as a sentence. `largest` is the name of the recording of the largest group.
-    pub(crate) fn sentence(&self, largest: &str) -> String {
-        let request = |shown: &ShownRequest| {
-            let ShownRequest { request, event, bytes, failed, requested_by, .. } = shown;
-            let failed = if *failed { ", failed" } else { "" };
-            let by = requested_by.as_ref().map_or_else(String::new, |by| format!(", {by}"));
-            let (number, event) = (grouped(*request), grouped(u64::from(*event)));
-            format!("request {number} (event {event}: {} bytes{failed}{by})", grouped(*bytes))
-        };
-        let requests = match &self.requests {
-            Some([Some(a), Some(b)]) => format!("{} instead of {}", request(b), request(a)),
-            Some([None, Some(b)]) => format!("{} is additional", request(b)),
-            Some([Some(a), None]) => format!("{} is missing", request(a)),
-            Some([None, None]) | None if self.confs.is_some() => {
-                "the requests are the same".to_owned()
-            }
-            _ => "the requests are the same; frees or limits differ".to_owned(),
-        };
-        let confs = self
-            .confs
-            .as_ref()
-            .map_or_else(String::new, |[a, b]| format!("settings {b:?} instead of {a:?}; "));
-        format!("differs from {largest}: {confs}{requests}")
     }
 }

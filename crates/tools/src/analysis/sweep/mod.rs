@@ -1,13 +1,14 @@
 //! Analyses the recordings of many ranks. Those with equal requests form a group and are analysed once.
 //!
 //! The work has three steps, in this order: [`Sweep::scan`] reads each file once and keeps its fingerprint;
-//! [`Sweep::advise`] searches settings for the first recording of each group and compares it with that of the
-//! largest group; [`Sweep::needs`] tries settings on it. [`Found`] combines the results. Each result is added
-//! to the [`State`], so that an interrupted sweep goes on where it was. Other processes can do a part of the
-//! work, if they add it to the same state.
+//! [`Sweep::difference`] compares a recording of each group with that of the largest group, and
+//! [`Sweep::advise`] searches settings for it; [`Sweep::needs`] tries settings on it. [`Found`] combines the
+//! results. Each result is added to the [`State`], so that an interrupted sweep goes on where it was. Other
+//! processes can do a part of the work, if they add it to the same state.
 //!
-//! Read next: `fingerprint`, then `state`.
+//! Read next: `fingerprint`, `difference`, then `state`.
 
+mod difference;
 mod fingerprint;
 mod found;
 mod state;
@@ -21,10 +22,11 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::advice::{Advice, AdviceOptions};
-use super::diff::{ShownRequest, first_difference};
 use super::needs::{Need, SearchOptions};
-use super::recording::{Limit, Memory, Recording};
+use super::recording::{Limit, LimitSource, Memory, Recording};
 use crate::replay::{Op, ReplayError, Stacks, Trace, Workload};
+use difference::Compared;
+pub(crate) use difference::Difference;
 use fingerprint::Fingerprint;
 pub(crate) use found::{Found, Group};
 pub(crate) use state::State;
@@ -88,16 +90,6 @@ pub(crate) struct Advised {
     pub(crate) conf_error: Option<String>,
 }
 
-/// How a recording differs from that of the largest group.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Difference {
-    /// The recorded configurations of both, if they differ.
-    pub(crate) confs: Option<[String; 2]>,
-    /// The first request that differs: that of the largest group, and that of this recording. `None` if all
-    /// requests are the same.
-    pub(crate) requests: Option<[Option<ShownRequest>; 2]>,
-}
-
 /// Data that later steps need again.
 #[derive(Default)]
 struct Kept {
@@ -107,6 +99,8 @@ struct Kept {
     bytes: u64,
     /// The recording with which others are compared.
     largest: Option<(usize, Trace)>,
+    /// The recording that was read last.
+    loaded: Option<(usize, Trace)>,
 }
 
 /// At most so many bytes of recordings are kept. Others are read again.
@@ -158,15 +152,9 @@ impl<'a> Sweep<'a> {
     }
 
     fn scan_one(&self, index: usize) -> Outcome<Scanned> {
-        self.known_or("scan", &[index], "", || {
+        self.known_or("scan", &[index], &format!("{:?}", self.memory), || {
             let trace = self.trace(index)?;
-            let own = (self.parse)(&trace.conf).ok();
-            let limit = Limit::shown_by_failures(&trace, own.as_ref());
-            let recorded_bytes = trace.made_here.and_then(|made| made.total_bytes);
-            let total_bytes = self.memory.total_bytes.or(recorded_bytes);
-            let total_bytes = total_bytes.unwrap_or(SimOptions::default().total_bytes);
-            let workload = Workload::of(&trace, total_bytes);
-            let limit_bytes = limit.map(|limit| limit.bytes);
+            let Compared { workload, limit_bytes, .. } = self.compared(&trace);
             let (_, peak) = crate::replay::reserved_before_and_peak(&trace.segments, &trace.events);
             Ok(Scanned {
                 fingerprint: Fingerprint::of(&trace, &workload, limit_bytes),
@@ -177,40 +165,76 @@ impl<'a> Sweep<'a> {
         })
     }
 
-    /// Searches settings for a recording. If `largest` is given, compares it with that one.
+    /// Returns what the fingerprint of a recording is made of.
+    fn compared<'t>(&self, trace: &'t Trace) -> Compared<'t> {
+        let own = (self.parse)(&trace.conf).ok();
+        let limit = Limit::shown_by_failures(trace, own.as_ref());
+        // The free bytes of a full device differ between ranks.
+        let limit = limit.filter(|l| !matches!(l.source, LimitSource::DeviceFull { .. }));
+        let recorded_bytes = trace.made_here.and_then(|made| made.total_bytes);
+        let total_bytes = self.memory.total_bytes.or(recorded_bytes);
+        let total_bytes = total_bytes.unwrap_or(SimOptions::default().total_bytes);
+        let workload = Workload::of(trace, total_bytes);
+        Compared { trace, workload, limit_bytes: limit.map(|limit| limit.bytes) }
+    }
+
+    /// Reads a recording for [`Self::difference`] and [`Self::advise`], unless their results are known.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read or has changed.
+    pub(crate) fn load(&mut self, index: usize, largest: Option<usize>) -> Result<(), String> {
+        let is_known = |what, files: &[usize], options: &str| {
+            let key = self.key(what, files, options);
+            key.is_some_and(|key| self.state.has(&key))
+        };
+        let options = self.options();
+        let is_compared =
+            largest.is_none_or(|largest| is_known("difference", &[largest, index], &options));
+        if !(is_compared && is_known("advice", &[index], &options)) {
+            self.kept.loaded = Some((index, self.trace(index)?));
+        }
+        Ok(())
+    }
+
+    /// Compares a recording with that of the largest group.
     ///
     /// # Errors
     ///
     /// The error of the state.
-    pub(crate) fn advise(
-        &mut self,
-        index: usize,
-        largest: Option<usize>,
-    ) -> Outcome<(Advised, Option<Difference>)> {
-        let mut trace = None;
-        let mut difference = None;
-        if let Some(largest) = largest {
-            let found: Option<Difference> = self.known("difference", &[largest, index], "");
-            if found.is_none() && self.kept.largest.as_ref().is_none_or(|kept| kept.0 != largest) {
-                match self.trace(largest) {
-                    Ok(trace) => self.kept.largest = Some((largest, trace)),
+    pub(crate) fn difference(&mut self, index: usize, largest: usize) -> Outcome<Difference> {
+        let options = self.options();
+        if let Some(known) = self.known("difference", &[largest, index], &options) {
+            return Ok(Ok(known));
+        }
+        for (at, is_largest) in [(largest, true), (index, false)] {
+            let kept = if is_largest { &self.kept.largest } else { &self.kept.loaded };
+            if kept.as_ref().is_none_or(|kept| kept.0 != at) {
+                match self.trace(at) {
+                    Ok(trace) if is_largest => self.kept.largest = Some((at, trace)),
+                    Ok(trace) => self.kept.loaded = Some((at, trace)),
                     Err(error) => return Ok(Err(error)),
                 }
             }
-            let found = self.known_or("difference", &[largest, index], "", || {
-                let read = trace.insert(self.trace(index)?);
-                let (_, of_largest) = self.kept.largest.as_ref().ok_or("it was not read")?;
-                Ok(Difference::of([of_largest, read]))
-            });
-            match found? {
-                Ok(found) => difference = Some(found),
-                Err(error) => return Ok(Err(error)),
-            }
         }
+        self.known_or("difference", &[largest, index], &options, || {
+            let kept = self.kept.largest.as_ref().zip(self.kept.loaded.as_ref());
+            let ((_, of_largest), (_, loaded)) = kept.ok_or("it was not read")?;
+            Ok(Difference::of(&[of_largest, loaded].map(|trace| self.compared(trace))))
+        })
+    }
+
+    /// Searches settings for a recording.
+    ///
+    /// # Errors
+    ///
+    /// The error of the state.
+    pub(crate) fn advise(&mut self, index: usize) -> Outcome<Advised> {
+        let loaded = self.kept.loaded.take().filter(|(loaded, _)| *loaded == index);
         let mut analysed = None;
         let options = self.options();
         let advised = self.known_or("advice", &[index], &options, || {
-            let trace = trace.take().map_or_else(|| self.trace(index), Ok)?;
+            let trace = loaded.map_or_else(|| self.trace(index), |(_, trace)| Ok(trace))?;
             let recording = analysed.insert(self.recording(trace));
             let conf_error = (self.parse)(&recording.trace.conf).err();
             advice_for(recording, &self.advice, conf_error).map_err(|error| error.to_string())
@@ -218,7 +242,7 @@ impl<'a> Sweep<'a> {
         if let Some(recording) = analysed {
             self.kept.keep(index, recording);
         }
-        Ok(advised.map(|advised| (advised, difference)))
+        Ok(advised)
     }
 
     /// Returns the need of a recording under each configuration: as `compare` does, but without other
@@ -377,13 +401,5 @@ impl Kept {
         (trace.events, trace.segments) = (Vec::new(), Vec::new());
         (recording.exact, recording.start, recording.start_layout) = (None, None, None);
         self.recordings.insert(index, recording);
-    }
-}
-
-impl Difference {
-    fn of(traces: [&Trace; 2]) -> Self {
-        let confs = traces.map(|trace| trace.conf.clone());
-        let confs = (confs[0] != confs[1]).then_some(confs);
-        Self { confs, requests: first_difference(traces) }
     }
 }

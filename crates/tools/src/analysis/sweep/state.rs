@@ -71,6 +71,11 @@ impl State {
         serde_json::from_str(self.known.get(key)?).ok()
     }
 
+    /// Returns true if the result of earlier work is known.
+    pub(super) fn has(&self, key: &Fingerprint) -> bool {
+        self.known.contains_key(key)
+    }
+
     /// Adds the result of finished work to the file.
     ///
     /// # Errors
