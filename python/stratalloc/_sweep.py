@@ -20,8 +20,8 @@ def sweep(paths, executor=None, quick=True, torch=None, output=None):
     """Returns one setting for many recordings, such as those of all ranks. Recordings with equal requests
     are analysed once. ``executor`` is any executor of ``concurrent.futures``, such as
     ``dask.distributed.Client.get_executor()`` or ``RayExecutor()``; the workers need this package, and the
-    command line and the files at the same paths as this process. Without an executor, one process uses all processors of
-    this machine. The result does not depend on the executor.
+    command line and the files at the same paths as this process. Without an executor, one process uses all
+    processors of this machine. The result does not depend on the executor.
 
     ``torch`` is the version of PyTorch that must accept the setting, such as "2.8". The default is the
     version that a recording names, if it names one. ``output`` is the path of an HTML page to write.

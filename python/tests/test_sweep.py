@@ -62,7 +62,7 @@ class Sweep(unittest.TestCase):
         self.assertIn("broken.json: ", found["rows"][3]["error"])
         most = max(row["best_needs_bytes"] for row in found["rows"] if "error" not in row)
         self.assertGreaterEqual(found["advice"]["needs_bytes"], most)
-        self.assertIn("For all: ", found["table"])
+        self.assertIn("For 40 of 41 recordings (1 has no result): ", found["table"])
 
     def test_the_command_line_returns_the_same(self):
         words = [_command.find(), "sweep", "--quick", *map(str, self.paths)]
