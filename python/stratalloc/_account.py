@@ -173,9 +173,12 @@ def _allocator_rows(pools, tags):
 
 
 def _library_rows(of_libraries, reserved):
-    sizes = collections.Counter()
+    sizes, owners = collections.Counter(), dict(_OWNERS)
+    if _library._loaded is not None:
+        # Its file may have any name.
+        owners[os.path.basename(_library._loaded.path)] = _PYTORCH
     for library, kind, size in of_libraries:
-        owner = next((name for start, name in _OWNERS.items() if library.startswith(start)), library)
+        owner = next((name for start, name in owners.items() if library.startswith(start)), library)
         sizes["CUDA graphs" if kind == _GRAPHS else owner, kind] += size
     # Those of the allocator have rows of their own. A pool may get its memory from another library.
     sizes[_PYTORCH, _ALLOCATIONS] -= min(reserved, sizes[_PYTORCH, _ALLOCATIONS])

@@ -140,6 +140,14 @@ class Accounts(unittest.TestCase):
         with self.measured_calls():
             self.assertEqual(self.rows()[-2:], [("process 77", "all of it", 100), ("unknown", "", -7)])
 
+    def test_the_library_may_have_any_name(self):
+        calls = 610 * MIB, [("other-name.so", "allocations", 2510 * MIB)]
+        loaded = types.SimpleNamespace(path="/lib/other-name.so")
+        with mock.patch.object(_account, "_calls", lambda device: calls):
+            with mock.patch("stratalloc._library._loaded", loaded):
+                self.assertFalse([row for row in self.rows() if row[0] in ("PyTorch", "other-name.so")])
+            self.assertIn(("other-name.so", "allocations", 2510), self.rows())
+
     def test_a_pool_may_get_its_memory_from_another_library(self):
         self.segments.append(segment((9, 0), 300, 300))
         with self.measured_calls():
