@@ -42,8 +42,7 @@ impl Kind {
 struct Measured {
     prefix: &'static str,
     kind: Kind,
-    /// The argument that identifies a kernel. Only the first call for each kernel is measured, of any of
-    /// these functions.
+    /// The argument that identifies a kernel. Only the first call for each kernel is measured.
     kernel: Option<usize>,
 }
 
@@ -176,9 +175,11 @@ unsafe extern "C" fn wrapper<const AT: usize>(
     let function = unsafe { as_function(function) };
     // SAFETY: the arguments are those of the caller. The function reads as many as it has.
     let act = || unsafe { function(a, b, c, d, e, f, g, h, i, j, k, l) };
-    let Measured { kind, kernel, .. } = MEASURED[slot.measured.load(Ordering::Relaxed)];
-    let kernel = kernel.map(|at| [a, b][at]);
-    if kernel.is_some_and(|kernel| !KERNELS.insert(kernel)) {
+    let measured = slot.measured.load(Ordering::Relaxed);
+    let Measured { kind, kernel, .. } = MEASURED[measured];
+    // The upper bits of an address are free, so they hold the function.
+    let call = kernel.map(|at| [a, b][at] ^ (measured << 56));
+    if call.is_some_and(|call| !CALLS.insert(call)) {
         return act();
     }
     let measurement = Measurement::begin();
@@ -199,33 +200,34 @@ pub(crate) unsafe fn as_function(function: NonNull<()>) -> Function {
     unsafe { std::mem::transmute::<NonNull<()>, Function>(function) }
 }
 
-/// The kernels that were measured.
-static KERNELS: Kernels = Kernels([const { AtomicUsize::new(0) }; Kernels::MOST]);
+/// The calls for kernels that were measured.
+static CALLS: Calls = Calls([const { AtomicUsize::new(0) }; Calls::MOST]);
 
-/// A set of kernels that only grows and takes no lock.
-struct Kernels([AtomicUsize; Kernels::MOST]);
+/// A set of calls that only grows and takes no lock. A call is the address of a kernel with the function in
+/// its upper bits.
+struct Calls([AtomicUsize; Calls::MOST]);
 
-impl Kernels {
+impl Calls {
     const MOST: usize = 1 << 16;
-    /// How many places are searched for a kernel.
+    /// How many places are searched for a call.
     const SEARCHED: usize = 64;
 
-    /// Adds a kernel. Returns whether it was not in the set. If all places for it are taken, it counts as
+    /// Adds a call. Returns whether it was not in the set. If all places for it are taken, it counts as
     /// measured.
-    fn insert(&self, kernel: usize) -> bool {
+    fn insert(&self, call: usize) -> bool {
         // The multiplier is 2^64 divided by the golden ratio: it spreads addresses that are multiples of 16.
-        let hash = (kernel as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
+        let hash = (call as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
         for at in 0..Self::SEARCHED {
             let place = &self.0[(hash as usize + at) % Self::MOST];
             let found = place.load(Ordering::Relaxed);
-            if found == kernel {
+            if found == call {
                 return false;
             }
             if found == 0 {
-                let set = place.compare_exchange(0, kernel, Ordering::Relaxed, Ordering::Relaxed);
+                let set = place.compare_exchange(0, call, Ordering::Relaxed, Ordering::Relaxed);
                 match set {
                     Ok(_) => return true,
-                    Err(other) if other == kernel => return false,
+                    Err(other) if other == call => return false,
                     Err(_) => {}
                 }
             }

@@ -77,7 +77,7 @@ unsafe extern "C" fn replacement(handle: *mut c_void, name: *const c_char) -> *m
     let search = linker_dlsym();
     // SAFETY: `dlsym` requires a name that ends with a zero.
     let text = unsafe { CStr::from_ptr(name) }.to_bytes();
-    // Functions of the driver are called cuXyz. Those of cuBLAS and others have a small third letter.
+    // Functions of the driver are called cuXyz. The third letter of those of cuBLAS and others is lower case.
     let is_candidate = text.starts_with(b"cu") && text.get(2).is_some_and(u8::is_ascii_uppercase);
     if !is_candidate || handle == libc::RTLD_NEXT {
         return ptr::null_mut();
@@ -88,8 +88,8 @@ unsafe extern "C" fn replacement(handle: *mut c_void, name: *const c_char) -> *m
     replaced.map_or(ptr::null_mut(), |replaced| replaced.as_ptr().cast())
 }
 
-/// Returns the replacement of a function of the driver, or `None` if it is not replaced. `version` is that
-/// of a name without a suffix.
+/// Returns the replacement of a function of the driver, or `None` if it is not replaced. `version` is the
+/// version of CUDA whose function is looked up, if there is one.
 fn replaced(name: &[u8], found: NonNull<()>, version: Option<c_int>) -> Option<NonNull<()>> {
     // The driver may return a function that is exported here.
     if !caller::is_driver(found.as_ptr().cast()) {

@@ -13,6 +13,7 @@ void driver_make_context(void);
 int driver_capture_mode(void);
 int cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
 int cuMemFree_v2(uint64_t);
+int cuFuncSetAttribute(uintptr_t, int, int);
 int cuGetProcAddress_v2(const char *, void **, int, unsigned long long, int *);
 int worker_start(void);
 int worker_allocate(size_t);
@@ -35,6 +36,8 @@ int main(void) {
     CHECK(cuMemFree_v2((size_t)10 * MIB) == 0);
     for (int launch = 0; launch < 3; launch++) CHECK(worker_launch(64) == 0);
     CHECK(worker_launch(128) == 0);
+    /* The first launch is measured although another function has been called with the kernel. */
+    CHECK(cuFuncSetAttribute(192, 8, 9) == 0 && worker_launch(192) == 0);
     void *graph;
     CHECK(cuGraphInstantiateWithFlags(&graph, NULL, 2) == 0);
     /* A lookup that is linked returns measured functions, too. */
