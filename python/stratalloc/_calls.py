@@ -221,6 +221,14 @@ class TorchSettings(Structure):
     ]
 
 
+class Cupy(Structure):
+    _fields_ = [
+        ("stream_of", CFUNCTYPE(c_void_p, c_int)),
+        ("set_error", CFUNCTYPE(None, c_void_p, c_char_p)),
+        ("error", c_void_p),
+    ]
+
+
 # Result and arguments of every function.
 CALLS = {
     "stratalloc_callbacks_end": (c_int, [c_void_p, c_uint64, POINTER(c_uint64)]),
@@ -328,4 +336,12 @@ CALLS = {
     "stratalloc_torch_version": (c_int, [c_uint32, c_uint32]),
     "stratalloc_torch_set_conf": (c_int, [c_char_p]),
     "stratalloc_torch_settings": (c_int, [c_uint64, POINTER(TorchSettings)]),
+    "stratalloc_library_malloc": (c_void_p, [c_char_p, c_size_t, c_int, c_void_p]),
+    "stratalloc_library_free": (c_int, [c_void_p, c_int, c_void_p]),
+    "stratalloc_cupy_malloc": (c_void_p, [POINTER(Cupy), c_size_t, c_int]),
+    "stratalloc_cupy_free": (None, [POINTER(Cupy), c_void_p, c_int]),
+    "stratalloc_onnxruntime_use": (c_int, [c_int, c_void_p]),
+    "stratalloc_onnxruntime_alloc": (c_void_p, [c_size_t]),
+    "stratalloc_onnxruntime_free": (None, [c_void_p]),
+    "stratalloc_onnxruntime_empty_cache": (None, []),
 }

@@ -390,6 +390,17 @@ typedef struct {
   int graph_capture_record_stream_reuse;
 } stratalloc_torch_settings_t;
 
+// The functions of CuPy and Python that `stratalloc_cupy_malloc` calls.
+typedef struct {
+  // CuPy's `get_stream_ptr`: returns the calling thread's current stream on a device, as a number. Returns
+  // -1 after setting Python's error indicator if it fails.
+  void *(*stream_of)(int device);
+  // Python's `PyErr_SetString`.
+  void (*set_error)(void *kind, const char *message);
+  // The exception type for a request that fails.
+  void *error;
+} stratalloc_cupy;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -1277,6 +1288,61 @@ stratalloc_status stratalloc_torch_set_conf(const char *conf);
 //
 // `settings` may be written.
 stratalloc_status stratalloc_torch_settings(uint64_t handle, stratalloc_torch_settings_t *settings);
+
+// Allocates a block from the process's allocator of `device`, for work on `stream`. Creates the
+// allocator if there is none yet. `library` is the name in the history, and is read only while
+// recording is on. Returns null for zero bytes. Also returns null, and sets the thread's last error, if
+// the call fails. May wait as `stratalloc_allocate` does.
+//
+// # Safety
+//
+// `library` ends with a zero byte if it is not null.
+void *stratalloc_library_malloc(const char *library,
+                                size_t size,
+                                int device,
+                                void *stream);
+
+// Frees a block of the process's allocator of `device`. The block is reused by other streams, and by
+// other libraries, only when the work that was submitted to `stream` before this call has finished.
+// Null is ignored.
+stratalloc_status stratalloc_library_free(void *pointer,
+                                          int device,
+                                          void *stream);
+
+// The `malloc` of CuPy's `CFunctionAllocator`. `param` points to a `stratalloc_cupy`. The block is for
+// work on CuPy's current stream of the calling thread. If the call fails, returns null and sets Python's
+// error indicator, so CuPy raises an exception with the message. The calling thread must hold Python's
+// global interpreter lock, as it does when CuPy calls.
+//
+// # Safety
+//
+// `param` points to a `stratalloc_cupy` whose members are valid, or is null.
+void *stratalloc_cupy_malloc(const stratalloc_cupy *param,
+                             size_t size,
+                             int device);
+
+// The `free` of CuPy's `CFunctionAllocator`. A failure only sets the thread's last error, because CuPy
+// takes no result.
+void stratalloc_cupy_free(const stratalloc_cupy *param,
+                          void *pointer,
+                          int device);
+
+// Sets the device and the stream of the blocks that `stratalloc_onnxruntime_alloc` returns; device 0 and
+// stream 0 without this call. The stream must be the option `user_compute_stream` of each session that
+// uses these functions. Fails if another device or stream was set before, because live blocks may belong
+// to it. Creates the allocator of the device if there is none yet.
+stratalloc_status stratalloc_onnxruntime_use(int device,
+                                             void *stream);
+
+// For the option `gpu_external_alloc` of ONNX Runtime's CUDA provider. Returns null, and sets the
+// thread's last error, if the call fails; ONNX Runtime then reports a failed request.
+void *stratalloc_onnxruntime_alloc(size_t size);
+
+// For the option `gpu_external_free` of ONNX Runtime's CUDA provider.
+void stratalloc_onnxruntime_free(void *pointer);
+
+// For the option `gpu_external_empty_cache` of ONNX Runtime's CUDA provider. Waits for the device.
+void stratalloc_onnxruntime_empty_cache(void);
 
 #ifdef __cplusplus
 }  // extern "C"

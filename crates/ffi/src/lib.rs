@@ -3,8 +3,8 @@
 //!
 //! Both use `Instance`, which identifies blocks by address. The functions of the C interface take a
 //! handle of an allocator. They are in `calls`, `figures`, `text`, `pools`, `checkpoints`, `tags`, `sharing`,
-//! `history`, `hooks` and `snapshots`. The functions for PyTorch are in `torch`. Most of them take a
-//! device ordinal instead of a handle.
+//! `history`, `hooks` and `snapshots`. The functions for PyTorch are in `torch`, and those for other
+//! libraries in `libraries`. Most of them take a device ordinal instead of a handle.
 //!
 //! Callers are not trusted. Every function that can fail checks its pointers (`pointers`) and runs under
 //! `guard`, which catches panics. A failure becomes a status and the thread's last error. A handle is a
@@ -27,6 +27,7 @@ mod guard;
 mod history;
 mod hooks;
 mod instance;
+mod libraries;
 mod messages;
 mod pointers;
 mod pools;
@@ -45,6 +46,7 @@ pub use figures::*;
 pub use guard::Status;
 pub use history::*;
 pub use hooks::*;
+pub use libraries::*;
 pub use pools::*;
 pub use sharing::*;
 pub use snapshots::*;

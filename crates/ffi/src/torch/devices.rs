@@ -177,7 +177,7 @@ fn introduce(instance: &Instance, other: &Instance) {
 
 /// Returns the allocator of a device. Creates it if there is none yet.
 #[inline]
-pub(super) fn open_device(device: c_int) -> Result<&'static Instance, Failure> {
+pub(crate) fn open_device(device: c_int) -> Result<&'static Instance, Failure> {
     match find(device) {
         Some(open) => Ok(open),
         None => DEVICES.open(device, |later| open(device, later)),
@@ -186,7 +186,7 @@ pub(super) fn open_device(device: c_int) -> Result<&'static Instance, Failure> {
 
 /// Returns the allocator of a device, or a failure if it has none.
 #[inline]
-pub(super) fn opened(device: c_int) -> Result<&'static Instance, Failure> {
+pub(crate) fn opened(device: c_int) -> Result<&'static Instance, Failure> {
     find(device).ok_or_else(|| none(device))
 }
 

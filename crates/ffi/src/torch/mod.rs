@@ -32,9 +32,9 @@ use super::pools::Pool;
 use super::table::TORCH_HANDLE;
 pub use class::*;
 pub(super) use devices::{
-    default_config, find, forget_all, is_opening, name_in_force, open_devices, statistics,
+    default_config, find, forget_all, is_opening, name_in_force, open_device, open_devices, opened,
+    statistics,
 };
-use devices::{open_device, opened};
 pub use settings::*;
 use stratalloc::allocator::ScopeFilter;
 use stratalloc::strategies::plugin::copied;
