@@ -41,6 +41,8 @@ _NEEDED = {
 }
 
 _installed = None
+# True if another library's memory comes from the process's allocators.
+is_shared = False
 
 
 class CUDAAllocator:
@@ -188,9 +190,9 @@ def metrics():
 
 
 def empty_cache():
-    """Releases all free memory of all devices. Does nothing before ``install``. If a device fails, the
-    caches of the others are emptied all the same, and the call raises :class:`stratalloc.Error`."""
-    if _installed is not None:
+    """Releases all free memory of all devices. Does nothing before the library is used. If a device fails,
+    the caches of the others are emptied all the same, and the call raises :class:`stratalloc.Error`."""
+    if _installed is not None or is_shared:
         load().call("torch_empty_cache")
 
 
@@ -276,17 +278,17 @@ def _memory():
 
 def _ordinal(device):
     """Returns a device's ordinal from a ``torch.device``, an integer or ``None``. ``None`` means
-    PyTorch's current device, or 0 before CUDA is used, because reading the current device would
-    initialize CUDA."""
-    if _installed is None:
+    PyTorch's current device, or 0 before CUDA is used and without PyTorch, because reading the current
+    device would initialize CUDA."""
+    if _installed is None and not is_shared:
         raise LibraryError("the library is not installed under PyTorch; call install() first")
-    torch = sys.modules["torch"]
-    if isinstance(device, torch.device):
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(device, torch.device):
         if device.type != "cuda":
             raise ValueError(f"device: expected one of CUDA, got {device}")
         device = device.index
     if device is None:
-        return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+        return torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
     return number(device, "device", 2**31 - 1)
 
 

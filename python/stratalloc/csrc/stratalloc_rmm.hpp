@@ -1,0 +1,1 @@
+../../../crates/ffi/include/stratalloc_rmm.hpp
