@@ -22,13 +22,24 @@ pub(crate) enum Category {
     BackwardPass,
     /// Scratch memory of cuBLAS, cuBLASLt and cuDNN.
     Workspace,
+    /// Requests of CuPy.
+    CuPy,
+    /// Requests of RMM, and of libraries that allocate through it.
+    Rmm,
+    /// Requests of Numba.
+    Numba,
+    /// Requests of ONNX Runtime.
+    OnnxRuntime,
+    /// Requests of TensorRT.
+    TensorRt,
     /// The stack has none of the listed functions, or no stack was recorded.
     #[default]
     Unknown,
 }
 
 use Category::{
-    Activations, BackwardPass, Gradients, OptimizerState, OptimizerStep, Parameters, Workspace,
+    Activations, BackwardPass, CuPy, Gradients, Numba, OnnxRuntime, OptimizerState, OptimizerStep,
+    Parameters, Rmm, TensorRt, Workspace,
 };
 
 /// A pattern that recognises the frame of a listed function.
@@ -42,14 +53,29 @@ enum Mark {
     Node(&'static str),
     /// Any node of the backward pass.
     AnyNode,
+    /// A scope of this name (`Context::scope`).
+    Scope(&'static str),
 }
 
-use Mark::{AnyNode, Compiled, Node, Python};
+use Mark::{AnyNode, Compiled, Node, Python, Scope};
 
 /// The listed functions. If a stack matches several rows, the first row counts. For example, a workspace
 /// that is requested in a forward pass is a workspace. A forward pass that activation checkpointing
 /// recomputes within the backward pass counts as backward pass.
+///
+/// The name of another library is a scope where this library gathers the stacks. Where PyTorch gathers
+/// them, they have the function of this library that the other one called.
 const RULES: &[(Category, Mark)] = &[
+    (CuPy, Scope("CuPy")),
+    (CuPy, Compiled("stratalloc_cupy_malloc")),
+    (Rmm, Scope("RMM")),
+    (Rmm, Python("stratalloc/rmm.py", "allocate")),
+    (Numba, Scope("Numba")),
+    (Numba, Python("stratalloc/numba.py", "memalloc")),
+    (OnnxRuntime, Scope("ONNX Runtime")),
+    (OnnxRuntime, Compiled("stratalloc_onnxruntime_alloc")),
+    (TensorRt, Scope("TensorRT")),
+    (TensorRt, Python("stratalloc/tensorrt.py", "allocate_async")),
     (Workspace, Compiled("getNewWorkspace")),
     (Workspace, Compiled("getCurrentCUDABlasHandle")),
     (Workspace, Compiled("getCUDABlasLtWorkspace")),
@@ -67,7 +93,7 @@ const RULES: &[(Category, Mark)] = &[
 
 impl Category {
     /// Every category, in the order in which tables show them.
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 13] = [
         Parameters,
         Gradients,
         OptimizerState,
@@ -75,6 +101,11 @@ impl Category {
         Activations,
         BackwardPass,
         Workspace,
+        CuPy,
+        Rmm,
+        Numba,
+        OnnxRuntime,
+        TensorRt,
         Self::Unknown,
     ];
 
@@ -100,6 +131,11 @@ impl Category {
             Activations => "activations",
             BackwardPass => "backward pass",
             Workspace => "workspace",
+            CuPy => "CuPy",
+            Rmm => "RMM",
+            Numba => "Numba",
+            OnnxRuntime => "ONNX Runtime",
+            TensorRt => "TensorRT",
             Self::Unknown => "unknown",
         }
     }
@@ -112,6 +148,7 @@ impl Mark {
             Compiled(name) => !frame.file.ends_with(".py") && frame.short_function() == name,
             Node(name) => frame.backward_node() == Some(name),
             AnyNode => frame.backward_node().is_some(),
+            Scope(name) => frame.file == "scope" && frame.function == name,
         }
     }
 }
@@ -120,8 +157,18 @@ impl Mark {
 mod tests {
     use super::*;
 
-    /// One frame (file, function) for each row of [`RULES`], as PyTorch records it, in the same order.
+    /// One frame (file, function) for each row of [`RULES`], as snapshots record it, in the same order.
     const RECORDED: &[(&str, &str)] = &[
+        ("scope", "CuPy"),
+        ("??", "stratalloc_cupy_malloc"),
+        ("scope", "RMM"),
+        ("/v/site-packages/stratalloc/rmm.py", "allocate"),
+        ("scope", "Numba"),
+        ("/v/site-packages/stratalloc/numba.py", "memalloc"),
+        ("scope", "ONNX Runtime"),
+        ("??", "stratalloc_onnxruntime_alloc"),
+        ("scope", "TensorRT"),
+        ("/v/site-packages/stratalloc/tensorrt.py", "allocate_async"),
         ("CublasHandlePool.cpp", "at::cuda::(anonymous namespace)::getNewWorkspace()"),
         ("??", "at::cuda::getCurrentCUDABlasHandle()"),
         ("??", "at::cuda::getCUDABlasLtWorkspace()"),
@@ -170,8 +217,8 @@ mod tests {
     fn a_workspace_in_a_forward_pass_is_a_workspace() {
         let of =
             |(file, function): (&str, &str)| Category::rule_of(&Frame { file, line: 1, function });
-        let rules = [of(RECORDED[12]), of(RECORDED[1])];
+        let rules = [of(("/v/torch/nn/modules/module.py", "_call_impl")), of(RECORDED[11])];
         assert_eq!(Category::of_rules(rules.into_iter()), Workspace);
-        assert_eq!(Category::ALL.map(Category::name).len(), 8);
+        assert_eq!(Category::ALL.map(Category::name).len(), 13);
     }
 }
