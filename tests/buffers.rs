@@ -2,6 +2,8 @@
 
 #[cfg(all(feature = "cudarc", target_os = "linux"))]
 mod cudarc;
+#[cfg(target_os = "linux")]
+mod dlpack;
 mod lent;
 
 use stratalloc::handle::{BufferError, DeviceVec, Released};

@@ -3,19 +3,21 @@
 //! [`Handle`] is an allocator with its device. It is cheap to clone and is itself a
 //! [`DeviceAllocator`]. A [`DeviceVec`] holds values in one block on one stream. It keeps its handle
 //! alive, and frees the block when dropped. Values are `bytemuck::Pod`, so copying them is copying
-//! bytes, and this module needs no unsafe code. A view borrows its buffer.
+//! bytes, which needs no unsafe code. A view borrows its buffer.
 //!
 //! Addresses and streams are plain numbers, and the caller is responsible for them. The devices `sim`
 //! and `host` check each one. CUDA does not, and a wrong address may even be that of host memory.
 //!
 //! With the feature `cudarc`, a buffer can be lent to cudarc as a `CudaVec`. [`Handle::switch`] replaces
 //! the strategy of a handle that is in use. [`Handle::tag`] returns memory that can be paused. `current`
-//! keeps one handle per device for the whole process.
+//! keeps one handle per device for the whole process. `dlpack` passes buffers to other libraries and back;
+//! it is the only module here with unsafe code.
 //! Read next: `vec`, then `view`.
 
 #[cfg(all(feature = "cudarc", target_pointer_width = "64", unix))]
 mod cudarc;
 pub mod current;
+pub mod dlpack;
 mod error;
 mod tag;
 mod vec;

@@ -157,6 +157,7 @@ pub(crate) fn unsafe_allowed_in(file: &Source) -> Vec<String> {
         "src/system",
         "src/sync",
         "src/heap/at",
+        "src/handle/dlpack",
         "crates/ffi/src",
         "crates/account/src",
     ];
