@@ -123,6 +123,27 @@ class TagInfo(Structure):
 ExpandableVisitor = CFUNCTYPE(None, c_void_p, c_void_p, c_int, c_uint64)
 
 
+class Tensor(Structure):
+    _fields_ = [
+        ("address", c_uint64),
+        ("size_bytes", c_uint64),
+        ("device_type", c_uint32),
+        ("device_id", c_uint32),
+        ("type_code", c_uint32),
+        ("type_bits", c_uint32),
+        ("type_lanes", c_uint32),
+        ("is_read_only", c_uint32),
+        ("dimensions", c_uint32),
+        ("shape", c_int64 * 64),
+    ]
+
+
+CapsuleIsValid = CFUNCTYPE(c_int, c_void_p, c_char_p)
+
+
+CapsulePointer = CFUNCTYPE(c_void_p, c_void_p, c_char_p)
+
+
 class StackFrame(Structure):
     _fields_ = [
         ("function", c_char_p),
@@ -287,6 +308,12 @@ CALLS = {
     "stratalloc_enable_peer": (c_int, [c_uint64, c_int]),
     "stratalloc_expandable_segments": (c_int, [c_uint64, c_void_p, c_void_p]),
     "stratalloc_set_reserve_class": (c_int, [c_uint64, c_void_p, c_char_p]),
+    "stratalloc_owned_allocate": (c_int, [c_uint64, c_uint64, c_void_p, POINTER(c_uint64), POINTER(Tensor)]),
+    "stratalloc_owned_release": (c_int, [c_uint64]),
+    "stratalloc_tensor_export": (c_int, [c_uint64, POINTER(Tensor), c_uint32, c_void_p, POINTER(c_void_p)]),
+    "stratalloc_tensor_import": (c_int, [c_void_p, c_uint32, POINTER(c_uint64), POINTER(Tensor)]),
+    "stratalloc_tensor_release": (c_int, [c_uint64]),
+    "stratalloc_tensor_capsule_destructor": (c_int, [c_void_p, c_void_p, POINTER(c_void_p)]),
     "stratalloc_history_start": (c_int, [c_uint64, c_uint32, c_uint64, c_char_p, c_int]),
     "stratalloc_history_stop": (c_int, [c_uint64]),
     "stratalloc_history_is_on": (c_int, [c_uint64, POINTER(c_int)]),

@@ -37,6 +37,13 @@
 // The caller has waited for all work that uses the tag, so the pause waits for nothing.
 #define STRATALLOC_PAUSE_SYNCHRONIZED 4
 
+// A flag of `stratalloc_tensor_export` and `stratalloc_tensor_import`: the tensor is a `DLManagedTensor`,
+// the structure before version 1 of DLPack, and not a `DLManagedTensorVersioned`.
+#define STRATALLOC_TENSOR_UNVERSIONED 1
+
+// A flag of `stratalloc_tensor_export`: the tensor is used on another stream.
+#define STRATALLOC_TENSOR_ON_STREAM 2
+
 // The result of a call. If it is not `OK`, nothing has changed, with two exceptions. A request that
 // fails with `OUT_OF_MEMORY` may have released cached memory and called callbacks before. If the driver
 // or the library fails in a call with several steps, completed steps stay in effect.
@@ -47,7 +54,7 @@ typedef enum {
   // A null pointer, text that is not UTF-8, a number that is out of range, or another argument that
   // the call cannot use.
   STRATALLOC_STATUS_INVALID_ARGUMENT = 1,
-  // The handle does not belong to an allocator, checkpoint, snapshot or shared block, or the object
+  // The handle does not belong to an allocator, checkpoint, snapshot, block or tensor, or the object
   // was destroyed.
   STRATALLOC_STATUS_UNKNOWN_HANDLE = 2,
   // The configuration string cannot be used.
@@ -230,6 +237,37 @@ typedef void (*stratalloc_expandable_visitor)(void *user,
                                               void *stream,
                                               int is_small,
                                               uint64_t mapped_bytes);
+
+// A tensor: its memory, the type of its elements, and its shape. It is contiguous, the last dimension
+// innermost. The numbers for types and devices are those of DLPack.
+typedef struct {
+  // The address of the first element.
+  uint64_t address;
+  // The size in bytes.
+  uint64_t size_bytes;
+  // The kind of device: 1 is the host, 2 CUDA, 3 page-locked memory of the host.
+  uint32_t device_type;
+  // The ordinal of the device.
+  uint32_t device_id;
+  // The kind of number: 0 signed, 1 unsigned, 2 floating-point, 4 `bfloat16`, 5 complex, 6 boolean.
+  uint32_t type_code;
+  // The bits of one number.
+  uint32_t type_bits;
+  // The numbers in one element.
+  uint32_t type_lanes;
+  // Nonzero if the memory must not be written.
+  uint32_t is_read_only;
+  // The number of dimensions.
+  uint32_t dimensions;
+  // The length of each dimension. The values after the last dimension have no meaning.
+  int64_t shape[64];
+} stratalloc_tensor;
+
+// Python's function `PyCapsule_IsValid`.
+typedef int (*stratalloc_capsule_is_valid)(void *capsule, const char *name);
+
+// Python's function `PyCapsule_GetPointer`.
+typedef void *(*stratalloc_capsule_pointer)(void *capsule, const char *name);
 
 // A frame of a stack.
 typedef struct {
@@ -899,6 +937,74 @@ stratalloc_status stratalloc_expandable_segments(uint64_t handle,
 stratalloc_status stratalloc_set_reserve_class(uint64_t handle,
                                                void *stream,
                                                const char *class_name);
+
+// Allocates a block of at least `bytes` for tensors, and stores its number in `block`. The block is freed
+// on `stream` when the number has been released and all tensors of it were deleted. Until then it also
+// keeps its allocator, if that is destroyed. It must not be freed by address. Comes from the cache,
+// even if the cache is off.
+//
+// Stores the block in `tensor` as a tensor of bytes with one dimension. The call fails with
+// `NOT_SUPPORTED` on the device `sim`, which has no memory. May wait as `stratalloc_allocate` does, and on
+// `host` waits for `stream`.
+//
+// # Safety
+//
+// `block` and `tensor` may be written.
+stratalloc_status stratalloc_owned_allocate(uint64_t handle,
+                                            uint64_t bytes,
+                                            void *stream,
+                                            uint64_t *block,
+                                            stratalloc_tensor *tensor);
+
+// Releases the number of an owned block. The block is freed now, or when the last tensor of it is deleted.
+// Waits only as `stratalloc_free` does.
+stratalloc_status stratalloc_owned_release(uint64_t block);
+
+// Creates a tensor in an owned block, for another library, and stores a pointer to a DLPack structure in
+// `managed`. Its deleter may be called on any thread. Type and shape are those of `tensor`, whose other
+// fields are ignored. The tensor starts where the block starts, and must fit.
+//
+// With the flag `STRATALLOC_TENSOR_ON_STREAM`, work submitted to `stream` from now on may use the tensor:
+// that stream waits for the block's stream, and the free of the block waits for it. Without the flag,
+// `stream` is ignored, and the caller orders the streams. Does not wait. But on `host` memory is used
+// without streams, so there the call waits for the block's stream.
+//
+// # Safety
+//
+// `tensor` may be read; `managed` may be written.
+stratalloc_status stratalloc_tensor_export(uint64_t block,
+                                           const stratalloc_tensor *tensor,
+                                           uint32_t flags,
+                                           void *stream,
+                                           void **managed);
+
+// Takes ownership of a tensor of another library, and stores a number that identifies it and its
+// description. The tensor must be contiguous. Its deleter is called by `stratalloc_tensor_release`. If the
+// call fails, it has called the deleter, except when `imported` or `tensor` is null or a flag is unknown.
+//
+// # Safety
+//
+// `managed` is null, or a tensor in DLPack's structure that `flags` names and that belongs to the caller.
+// Its deleter may be called on any thread; `imported` and `tensor` may be written.
+stratalloc_status stratalloc_tensor_import(void *managed,
+                                           uint32_t flags,
+                                           uint64_t *imported,
+                                           stratalloc_tensor *tensor);
+
+// Calls the deleter of an imported tensor. Waits only if the deleter waits.
+stratalloc_status stratalloc_tensor_release(uint64_t imported);
+
+// Stores a destructor for Python's capsules with a tensor. If the capsule's name is still `dltensor` or
+// `dltensor_versioned` at its end, no library has taken the tensor, and the destructor calls the deleter.
+// It is a function of this library, so it also works while the interpreter exits. The library does not
+// link to Python: the caller passes Python's functions, the same ones at every call.
+//
+// # Safety
+//
+// The functions are those of Python's interface; `destructor` may be written.
+stratalloc_status stratalloc_tensor_capsule_destructor(stratalloc_capsule_is_valid is_valid,
+                                                       stratalloc_capsule_pointer pointer,
+                                                       void **destructor);
 
 // Starts recording the allocator's actions, or changes the options of a running recording. `stacks`
 // selects the stacks that are gathered: 0 none, 1 those of live blocks, 2 also those of entries that

@@ -11,6 +11,8 @@ use stratalloc::config::{ConfigError, EnvironmentError};
 use stratalloc::error::{
     AllocError, DriverError, DriverErrorKind, FractionError, HandleError, PoolError,
 };
+use stratalloc::handle::BufferError;
+use stratalloc::handle::dlpack::TensorError;
 use stratalloc::registry::BuildError;
 use stratalloc::sharing::SharingError;
 use stratalloc::switch::SwitchError;
@@ -27,7 +29,7 @@ pub enum Status {
     /// A null pointer, text that is not UTF-8, a number that is out of range, or another argument that
     /// the call cannot use.
     InvalidArgument = 1,
-    /// The handle does not belong to an allocator, checkpoint, snapshot or shared block, or the object
+    /// The handle does not belong to an allocator, checkpoint, snapshot, block or tensor, or the object
     /// was destroyed.
     UnknownHandle = 2,
     /// The configuration string cannot be used.
@@ -233,6 +235,32 @@ impl Fails for SharingError {
             // Any other error means that the block cannot be fetched from its process. For example, that
             // process has freed the block or ended.
             _ => Status::UnknownAddress,
+        }
+    }
+}
+
+impl Fails for BufferError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Alloc(error) => error.status(),
+            Self::Handle(error) => error.status(),
+            Self::Driver(error) => error.status(),
+            Self::TooLong { .. } => Status::OutOfMemory,
+            Self::NoStreams { .. } => Status::NotSupported,
+            _ => Status::InvalidArgument,
+        }
+    }
+}
+
+impl Fails for TensorError {
+    fn status(&self) -> Status {
+        match self {
+            Self::Buffer(error) => error.status(),
+            Self::Driver(error) => error.status(),
+            Self::NoMemory { .. } | Self::NotContiguous { .. } | Self::Bits { .. } => {
+                Status::NotSupported
+            }
+            _ => Status::InvalidArgument,
         }
     }
 }

@@ -2,9 +2,9 @@
 //! loads.
 //!
 //! Both use `Instance`, which identifies blocks by address. The functions of the C interface take a
-//! handle of an allocator. They are in `calls`, `figures`, `text`, `pools`, `checkpoints`, `tags`, `sharing`,
-//! `history`, `hooks` and `snapshots`. The functions for PyTorch are in `torch`, and those for other
-//! libraries in `libraries`. Most of them take a device ordinal instead of a handle.
+//! handle of an allocator. They are in `calls`, `figures`, `text`, `pools`, `checkpoints`, `tags`,
+//! `sharing`, `dlpack`, `history`, `hooks` and `snapshots`. The functions for PyTorch are in `torch`, and
+//! those for other libraries in `libraries`. Most of them take a device ordinal instead of a handle.
 //!
 //! Callers are not trusted. Every function that can fail checks its pointers (`pointers`) and runs under
 //! `guard`, which catches panics. A failure becomes a status and the thread's last error. A handle is a
@@ -20,6 +20,7 @@
 mod calls;
 mod checkpoints;
 mod device;
+mod dlpack;
 mod figures;
 mod fork;
 mod gate;
@@ -42,6 +43,7 @@ mod user_data;
 
 pub use calls::*;
 pub use checkpoints::*;
+pub use dlpack::*;
 pub use figures::*;
 pub use guard::Status;
 pub use history::*;

@@ -1,5 +1,5 @@
 //! The `user` pointers of callers' functions, and the table of objects that callers refer to by number:
-//! allocators, checkpoints, snapshots and shared blocks.
+//! allocators, checkpoints, snapshots, shared and owned blocks, and tensors.
 
 #![expect(unsafe_code, reason = "callers hand us functions and pointers")]
 

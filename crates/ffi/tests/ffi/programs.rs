@@ -66,6 +66,12 @@ good_on_both! {
 }
 
 #[test]
+fn tensors_leave_and_enter_in_both_structures() {
+    let Some(program) = compile("cc", "tensors.c", &["-std=c11"]) else { return };
+    run(&program, &[], "host");
+}
+
+#[test]
 fn a_c_program_reaches_everything_an_allocator_can_do() {
     let Some(program) = compile("cc", "reach.c", &["-std=c11"]) else { return };
     for device in ["sim", "host"] {
