@@ -7,6 +7,7 @@ functions then report the memory of PyTorch. ``Allocator`` is a separate allocat
 from ._account import account, measure
 from ._advice import advise
 from ._allocator import Allocator, device_count
+from ._dlpack import Block, ImportedTensor, from_dlpack
 from ._errors import Error, LibraryError, OutOfMemoryError
 from ._library import __version__, last_error
 from ._sleep import pause, resume, tag, tags
@@ -29,7 +30,9 @@ from ._watch import watch
 
 __all__ = [
     "Allocator",
+    "Block",
     "Error",
+    "ImportedTensor",
     "LibraryError",
     "OutOfMemoryError",
     "RayExecutor",
@@ -41,6 +44,7 @@ __all__ = [
     "device_count",
     "dump_snapshot",
     "empty_cache",
+    "from_dlpack",
     "install",
     "last_error",
     "measure",

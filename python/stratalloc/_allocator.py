@@ -5,7 +5,7 @@ import ctypes
 import json
 import sys
 
-from . import _history, _hooks, _tags
+from . import _dlpack, _history, _hooks, _tags
 from ._calls import CacheInfo, ExpandableVisitor, Pool, Text
 from ._errors import Error
 from ._library import encoded, load, number
@@ -47,6 +47,12 @@ class Allocator:
         stream = number(stream, "stream", _MOST)
         self._call("allocate", size_bytes, stream, ctypes.byref(pointer))
         return pointer.value or 0
+
+    def block(self, size_bytes, stream=0):
+        """Allocates a :class:`stratalloc.Block`, which other libraries use as a tensor through DLPack. It is
+        freed when it is dropped, and keeps the memory of a closed allocator until then. Fails on the device
+        ``sim``, which has no memory."""
+        return _dlpack.Block._allocate(self._library, self._handle, size_bytes, stream)
 
     def free(self, address):
         """Frees the block at an address. Address 0 is ignored."""
