@@ -104,5 +104,6 @@ pub mod prelude {
 #[doc = include_str!("../README.md")]
 #[doc = include_str!("../docs/rust.md")]
 #[doc = include_str!("../docs/history.md")]
+#[doc = include_str!("../docs/interop.md")]
 #[doc = include_str!("../docs/strategies.md")]
 pub struct Readme;
