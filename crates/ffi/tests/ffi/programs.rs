@@ -102,6 +102,16 @@ fn a_cpp_program_calls_as_pytorch_does() {
 }
 
 #[test]
+fn a_cpp_program_calls_as_rmm_and_tensorrt_do() {
+    let stand_ins = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/ffi/stand_ins");
+    let options = ["-std=c++17", "-I", stand_ins];
+    let Some(program) = compile("c++", "libraries.cpp", &options) else { return };
+    for device in ["sim", "host"] {
+        run(&program, &[], device);
+    }
+}
+
+#[test]
 fn a_c_program_calls_as_pytorchs_class_does() {
     let Some(program) = compile("cc", "class.c", &["-std=c11"]) else { return };
     for device in ["sim", "host"] {
