@@ -3,7 +3,7 @@
 usage: libraries.py [pairs] [pipeline] [tests]        (all of them without arguments)
 
 STRATALLOC_COMMAND is the command-line program. CUPY_TESTS is the folder `tests` of CuPy's source package, RMM_TESTS
-that of RMM's Python package. RMM_PAIR is the program built from rmm.cpp. What is missing is skipped, with one line.
+that of RMM's Python package. RMM_PAIR is the program built from rmm.cpp. Missing parts are skipped, with one line.
 """
 
 import importlib.util
@@ -248,6 +248,8 @@ def compare(name, of):
     ours, theirs = of("ours"), of("own")
     same = sum(ours.get(test) == outcome for test, outcome in theirs.items())
     passed = sum(outcome == "passed" for outcome in theirs.values())
+    if passed == 0:
+        sys.exit(f"{name}'s tests do not run")
     row(f"{name}: tests with the same outcome (own: {passed} passed)", f"{same} of {len(theirs)}")
     others = [(test, outcome) for test, outcome in theirs.items() if ours.get(test) != outcome]
     for test, outcome in others[:20]:
@@ -259,7 +261,8 @@ def tests():
     with tempfile.TemporaryDirectory() as folder:
         # A plug-in of pytest that enables this allocator before the tests.
         plugin = pathlib.Path(folder) / "over_stratalloc.py"
-        plugin.write_text("import stratalloc.cupy\nstratalloc.cupy.enable()\n")
+        served = pathlib.Path(folder) / "served"
+        plugin.write_text(CUPY_PLUGIN.format(served))
         path = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
         environment = dict(os.environ, PYTHONPATH=path)
         source = os.environ.get("CUPY_TESTS")
@@ -275,6 +278,7 @@ def tests():
                 return outcomes(command, environment, source)
 
             compare("CuPy", of)
+            row("  requests of these tests that this allocator served", served.read_text())
         source = os.environ.get("RMM_TESTS")
         if missing("rmm") or not source:
             row("RMM's tests", "no RMM_TESTS")
@@ -307,6 +311,15 @@ def tests():
 
             compare("Numba", of_numba)
 
+
+# A plug-in of pytest: the tests begin with this allocator as CuPy's. Some use pools of their own.
+CUPY_PLUGIN = """
+import atexit, pathlib, stratalloc.cupy
+stratalloc.cupy.enable()
+@atexit.register
+def served():
+    pathlib.Path("{}").write_text(str(stratalloc.memory_stats(0)["allocation.all.allocated"]))
+"""
 
 # A plug-in of pytest: each test begins with this allocator as RMM's resource of the device.
 RMM_PLUGIN = """

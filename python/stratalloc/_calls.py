@@ -246,7 +246,8 @@ class Cupy(Structure):
     _fields_ = [
         ("stream_of", CFUNCTYPE(c_void_p, c_int)),
         ("set_error", CFUNCTYPE(None, c_void_p, c_char_p)),
-        ("error", c_void_p),
+        ("out_of_memory", c_void_p),
+        ("failure", c_void_p),
     ]
 
 
@@ -264,6 +265,7 @@ CALLS = {
     "stratalloc_set_conf": (c_int, [c_uint64, c_char_p]),
     "stratalloc_switch": (c_int, [c_uint64, c_char_p]),
     "stratalloc_last_error": (c_size_t, [c_char_p, c_size_t]),
+    "stratalloc_last_status": (c_int, []),
     "stratalloc_version": (c_char_p, []),
     "stratalloc_reset_peaks": (c_int, [c_uint64]),
     "stratalloc_reset_accumulated": (c_int, [c_uint64]),
@@ -367,7 +369,7 @@ CALLS = {
     "stratalloc_library_free": (c_int, [c_void_p, c_int, c_void_p]),
     "stratalloc_cupy_malloc": (c_void_p, [POINTER(Cupy), c_size_t, c_int]),
     "stratalloc_cupy_free": (None, [POINTER(Cupy), c_void_p, c_int]),
-    "stratalloc_onnxruntime_use": (c_int, [c_int, c_void_p]),
+    "stratalloc_onnxruntime_use": (c_int, [c_int]),
     "stratalloc_onnxruntime_alloc": (c_void_p, [c_size_t]),
     "stratalloc_onnxruntime_free": (None, [c_void_p]),
     "stratalloc_onnxruntime_empty_cache": (None, []),

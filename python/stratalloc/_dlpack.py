@@ -14,8 +14,8 @@ from ._library import load, number
 
 _MOST = 2**64 - 1
 _CPU, _CUDA = 1, 2
-# The devices whose memory is used on streams: CUDA, ROCm and CUDA's managed memory.
-_WITH_STREAMS = (_CUDA, 10, 13)
+# The devices whose memory is used on streams: CUDA, and CUDA's managed memory.
+_WITH_STREAMS = (_CUDA, 13)
 _UNVERSIONED, _ON_STREAM = 1, 2
 
 _BITS = {
@@ -117,7 +117,7 @@ class Block(_Described):
 
     def __init__(self, owned, tensor, stream):
         super().__init__(owned, tensor)
-        # : The stream of the block.
+        #: The stream of the block.
         self.stream = stream
 
     @classmethod
@@ -131,14 +131,16 @@ class Block(_Described):
     def cast(self, dtype, shape=None):
         """Returns the same block with another element type, such as ``"float32"`` or ``torch.float32``.
         Without a ``shape`` it has one dimension with as many elements as fit. Both objects own the block."""
-        # The names of PyTorch's types begin with `torch.`.
-        name = str(dtype).rpartition(".")[-1]
+        # The types of NumPy and JAX are classes. The names of PyTorch's types begin with `torch.`.
+        name = getattr(dtype, "__name__", None) or str(dtype).rpartition(".")[-1]
         if name not in _TYPES:
             raise ValueError(f"dtype: {dtype!r} is none of {', '.join(_TYPES)}")
         code, bits = _TYPES[name]
         size_bytes = self._tensor.size_bytes
         if shape is None:
-            shape = (size_bytes * 8 // bits,)
+            shape = size_bytes * 8 // bits
+        if hasattr(shape, "__index__"):
+            shape = (shape,)
         shape = [number(length, "shape", 2**63 - 1) for length in shape]
         if len(shape) > 64:
             raise ValueError(f"shape: expected at most 64 dimensions, got {len(shape)}")
@@ -237,8 +239,10 @@ def from_dlpack(tensor, stream=None, library=None):
         arguments["stream"] = 1 if stream in (None, 0) else stream
     try:
         capsule = tensor.__dlpack__(max_version=(1, 0), **arguments)
-    except TypeError:
+    except TypeError as error:
         # Libraries from before DLPack 1.0 do not have this argument.
+        if "max_version" not in str(error):
+            raise
         capsule = tensor.__dlpack__(**arguments)
     return _take(capsule, load(library))
 

@@ -168,6 +168,12 @@ class Library:
         if status != 0:
             raise Error(status, self.last_error())
 
+    def failure(self):
+        """Returns the exception for the calling thread's last failed call: a ``MemoryError`` if there was not
+        enough memory, otherwise an :class:`Error`. For functions that return no status."""
+        status = self.dll.stratalloc_last_status()
+        return MemoryError(self.last_error()) if status == OUT_OF_MEMORY else Error(status, self.last_error())
+
     def text(self, kind, of=0):
         """Returns the text of a kind about ``of``: a handle, a device, or 0 for all allocators."""
         needed = c_size_t()

@@ -1,4 +1,4 @@
-"""What the modules for other libraries share: the process's allocators, one for each device."""
+"""The process's allocators, one for each device, for the modules of other libraries."""
 
 import atexit
 import ctypes
@@ -21,9 +21,10 @@ def use(conf=None, library=None):
 
 
 def functions(loaded, name):
-    """Returns two functions for a library's blocks: ``malloc(size_bytes, device, stream)`` returns an
-    address, or 0 for zero bytes, and raises ``MemoryError`` if it fails. ``free(address, device, stream)``
-    frees the block when the work on ``stream`` so far has finished."""
+    """Returns two functions for a library's blocks. ``malloc(size_bytes, device, stream)`` returns an
+    address, or 0 for zero bytes. It raises ``MemoryError`` if there is not enough memory, and
+    :class:`stratalloc.Error` for other failures. ``free(address, device, stream)`` frees the block; it is
+    reused when the work that ``stream`` has now is finished."""
     # Objects of their own, whose types are declared once. Calls through them are the fastest that ctypes has.
     malloc_type = ctypes.CFUNCTYPE(c_void_p, c_char_p, c_size_t, c_int, c_void_p)
     free_type = ctypes.CFUNCTYPE(c_int, c_void_p, c_int, c_void_p)
@@ -35,12 +36,12 @@ def functions(loaded, name):
         address = call_malloc(name, size_bytes, device, stream)
         if address is None:
             if size_bytes:
-                raise MemoryError(loaded.last_error())
+                raise loaded.failure()
             return 0
         return address
 
     def free(address, device, stream):
         if call_free(address, device, stream):
-            raise RuntimeError(loaded.last_error())
+            raise loaded.failure()
 
     return malloc, free

@@ -100,6 +100,9 @@ def install(library=None, conf=None):
         if text is not None:
             _put_back(before)
         raise
+    if text is not None and is_shared:
+        # Devices that another library uses already have been opened with another configuration.
+        loaded.call("torch_set_conf", text)
     atexit.register(_drop_stacks, loaded)
     return _installed
 
@@ -281,7 +284,7 @@ def _ordinal(device):
     PyTorch's current device, or 0 before CUDA is used and without PyTorch, because reading the current
     device would initialize CUDA."""
     if _installed is None and not is_shared:
-        raise LibraryError("the library is not installed under PyTorch; call install() first")
+        raise LibraryError("no library uses the allocator: call stratalloc.install() or another module first")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(device, torch.device):
         if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""CuPy's device memory from the process's allocator::
+"""CuPy's device memory from the process's allocator. Needs CuPy 14.1 or later::
 
     import stratalloc.cupy
 
@@ -24,7 +24,7 @@ _before = None
 
 
 class OutOfMemoryError(_OutOfMemoryError):
-    """A request failed. The message is the allocator's."""
+    """There is not enough memory. The message is the allocator's."""
 
     def __init__(self, message):
         MemoryError.__init__(self, message)
@@ -49,11 +49,14 @@ def allocator(conf=None, library=None):
     """Returns a ``cupy.cuda.CFunctionAllocator``. Its method ``malloc`` is for ``cupy.cuda.set_allocator``
     and ``cupy.cuda.using_allocator``. ``conf`` is a configuration string for the allocators of all devices;
     without it they keep theirs, which is read from the environment when a device is first used."""
+    # Earlier versions do not look for an exception after a call of `malloc`.
+    if [int(number) for number in cupy.__version__.split(".")[:2]] < [14, 1]:
+        raise LibraryError(f"stratalloc.cupy needs CuPy 14.1 or later, and this is {cupy.__version__}")
     loaded = _process.use(conf, library)
     set_error = ctypes.cast(ctypes.pythonapi.PyErr_SetString, c_void_p).value
     types = dict(Cupy._fields_)
     functions = types["stream_of"](_stream_function()), types["set_error"](set_error)
-    parameters = Cupy(*functions, id(OutOfMemoryError))
+    parameters = Cupy(*functions, id(OutOfMemoryError), id(LibraryError))
     malloc, free = map(loaded.address, ("stratalloc_cupy_malloc", "stratalloc_cupy_free"))
     # CuPy keeps the last argument alive for as long as a block exists.
     return cupy.cuda.CFunctionAllocator(ctypes.addressof(parameters), malloc, free, parameters)
@@ -63,10 +66,10 @@ def enable(conf=None, library=None):
     """Makes CuPy allocate device memory from the process's allocator, on all threads. The arguments are those
     of :func:`allocator`. Arrays that exist keep their memory."""
     global _before
-    found = allocator(conf, library)
-    if _before is None:
-        _before = cupy.cuda.get_allocator()
+    found, before = allocator(conf, library), cupy.cuda.get_allocator()
     cupy.cuda.set_allocator(found.malloc)
+    if _before is None:
+        _before = before
 
 
 def disable():

@@ -21,16 +21,18 @@ VARIABLES = {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async", "XLA_PYTHON_CLIENT_PRE
 
 def enable():
     """Sets the environment variables with which JAX allocates from the device's default memory pool. Call
-    it before ``jax`` is imported. The variables also apply to processes that this one starts.
+    it before JAX uses a device. The variables also apply to processes that this one starts.
 
-    Raises :class:`stratalloc.LibraryError` if JAX was imported already, or if a variable has another value.
-    Nothing has changed then.
+    Raises :class:`stratalloc.LibraryError` if JAX has used a device already, or if a variable has another
+    value. Nothing has changed then.
     """
-    for module in ("jax", "jaxlib"):
-        if module in sys.modules:
-            raise LibraryError(f"{module} was imported already: call stratalloc.jax.enable() before")
+    # A private function. If this JAX lacks it, one that was imported is taken for one in use.
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if "jax" in sys.modules and getattr(bridge, "backends_are_initialized", lambda: True)():
+        raise LibraryError("JAX uses its devices already: call stratalloc.jax.enable() before")
     for name, value in VARIABLES.items():
         found = os.environ.get(name, value)
-        if found.lower() != value:
+        # JAX takes 0 for false.
+        if found.lower() != value and (found, value) != ("0", "false"):
             raise LibraryError(f"{name} is {found!r}, and stratalloc.jax.enable() needs {value!r}")
     os.environ.update(VARIABLES)

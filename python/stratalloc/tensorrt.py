@@ -4,9 +4,9 @@
     import stratalloc.tensorrt
 
     allocator = stratalloc.tensorrt.Allocator()
-    runtime.gpu_allocator = allocator  # or that of a builder or an execution context
+    runtime.gpu_allocator = allocator  # or that of a builder
 
-The allocator must live longer than the objects that use it. C++ programs include ``stratalloc_tensorrt.hpp``.
+The allocator must live longer than the runtime or builder and the engines made with it. C++ programs include ``stratalloc_tensorrt.hpp``.
 """
 
 import sys
@@ -14,6 +14,8 @@ import sys
 import tensorrt
 
 from . import _process
+from ._errors import Error
+from ._library import number
 
 
 class Allocator(tensorrt.IGpuAsyncAllocator):
@@ -22,16 +24,17 @@ class Allocator(tensorrt.IGpuAsyncAllocator):
 
     def __init__(self, device=0, conf=None, library=None):
         tensorrt.IGpuAsyncAllocator.__init__(self)
-        self._device = device
+        self._device = number(device, "device", 2**31 - 1)
         self._malloc, self._free = _process.functions(_process.use(conf, library), "TensorRT")
 
+    # The order of the arguments is that of TensorRT's calls; its documentation has `flags` before `stream`.
     # TensorRT takes 0 for a failure, and prints an exception without its message.
     def allocate_async(self, size, alignment, stream, flags):
         """Returns the address of a block, or 0. Blocks are aligned to 512 bytes, which is more than TensorRT
         may ask for."""
         try:
             return self._malloc(size, self._device, stream)
-        except MemoryError as error:
+        except (MemoryError, Error) as error:
             print(f"stratalloc: TensorRT's request failed: {error}", file=sys.stderr)
             return 0
 
@@ -39,7 +42,7 @@ class Allocator(tensorrt.IGpuAsyncAllocator):
         """Frees a block when the work on ``stream`` has finished. Returns whether that was possible."""
         try:
             self._free(memory, self._device, stream)
-        except RuntimeError as error:
+        except Error as error:
             print(f"stratalloc: TensorRT's block cannot be freed: {error}", file=sys.stderr)
             return False
         return True

@@ -24,12 +24,19 @@ class Enable(unittest.TestCase):
         self.assertEqual({name: os.environ[name] for name in VARIABLES}, VARIABLES)
         self.assertEqual(VARIABLES["XLA_PYTHON_CLIENT_ALLOCATOR"], "cuda_async")
 
-    def test_it_is_too_late_after_the_import(self):
-        for module in ("jax", "jaxlib"):
-            with mock.patch.dict(sys.modules, {module: types.ModuleType(module)}):
-                with self.assertRaisesRegex(stratalloc.LibraryError, f"^{module} was imported already"):
+    def test_it_is_too_late_once_jax_uses_a_device(self):
+        bridge = types.ModuleType("jax._src.xla_bridge")
+        for functions, is_late in (({}, True), ({"backends_are_initialized": lambda: True}, True),
+                                   ({"backends_are_initialized": lambda: False}, False)):
+            vars(bridge).update(functions)
+            modules = {"jax": types.ModuleType("jax"), "jax._src.xla_bridge": bridge}
+            with mock.patch.dict(sys.modules, modules):
+                if is_late:
+                    with self.assertRaisesRegex(stratalloc.LibraryError, "^JAX uses its devices already"):
+                        enable()
+                    self.assertFalse(VARIABLES.keys() & os.environ.keys())
+                else:
                     enable()
-        self.assertFalse(VARIABLES.keys() & os.environ.keys())
 
     def test_a_variable_with_another_value_is_refused_and_kept(self):
         for name, value in (
@@ -44,6 +51,8 @@ class Enable(unittest.TestCase):
         with mock.patch.dict(os.environ, {"XLA_PYTHON_CLIENT_PREALLOCATE": "False"}):
             enable()
             self.assertEqual(os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"], "false")
+        with mock.patch.dict(os.environ, {"XLA_PYTHON_CLIENT_PREALLOCATE": "0"}):
+            enable()
 
 
 if __name__ == "__main__":

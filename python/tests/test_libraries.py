@@ -8,7 +8,7 @@ import sys
 import textwrap
 import unittest
 
-# What the real packages have of what `stratalloc` uses.
+# The parts of the packages that `stratalloc` uses.
 STAND_INS = {
     "cupy": '''
         import ctypes, sys, types
@@ -49,7 +49,7 @@ STAND_INS = {
 
         held = {"allocator": "the pool"}
         cupy = types.ModuleType("cupy")
-        cupy.__version__ = "14.0"
+        cupy.__version__ = "14.1.0rc1"
         cupy.cuda = types.ModuleType("cupy.cuda")
         cupy.cuda.memory = types.ModuleType("cupy.cuda.memory")
         cupy.cuda.memory.OutOfMemoryError = OutOfMemoryError
@@ -130,10 +130,12 @@ STAND_INS = {
 
 BEGIN = """
     import stratalloc
-    def live():
-        return stratalloc.memory_stats(0)["allocation.all.current"]
-    def names():
-        entries = stratalloc.snapshot(0)["device_traces"][0]
+    def live(device=0):
+        return stratalloc.memory_stats(device)["allocation.all.current"]
+    def actions():
+        return [entry["action"] for entry in stratalloc.snapshot(0)["device_traces"][0]]
+    def names(device=0):
+        entries = stratalloc.snapshot(device)["device_traces"][device]
         return [entry["frames"][0]["name"] for entry in entries if entry["action"] == "alloc"]
     """
 
@@ -193,7 +195,23 @@ class CuPy(unittest.TestCase):
             """,
         )
 
-    def test_an_exception_of_cupys_stream_function_passes_through(self):
+    def test_another_failure_is_no_out_of_memory_error(self):
+        run(
+            "cupy",
+            """
+            import os
+            import stratalloc.cupy
+            stratalloc.cupy.enable()
+            os.environ["ALLOC_CONF"] = "no_such_key:1"
+            try:
+                held["allocator"](1000)
+                assert False
+            except stratalloc.LibraryError as error:
+                assert "no_such_key" in str(error)
+            """,
+        )
+
+    def test_nothing_is_allocated_if_cupys_stream_function_fails(self):
         run(
             "cupy",
             """
@@ -214,7 +232,13 @@ class CuPy(unittest.TestCase):
                 stratalloc.cupy.enable()
                 assert False
             except stratalloc.LibraryError as error:
-                assert "CuPy 14.0" in str(error)
+                assert "CuPy 14.1" in str(error)
+            cupy.__version__ = "14.0.1"
+            try:
+                stratalloc.cupy.enable()
+                assert False
+            except stratalloc.LibraryError as error:
+                assert "14.0.1" in str(error)
             """,
         )
 
@@ -231,16 +255,21 @@ class Rmm(unittest.TestCase):
             assert names() == ["RMM"]
             resource.deallocate(a, 512, Stream(7))
             assert resource.allocate(512, Stream(7)) == a
-            # Freed on another stream: the work there decides when the block is reused. The simulated device has
-            # finished it already.
+            assert actions()[-3:-1] == ["free_requested", "free_completed"]
+            # Freed on another stream: the free waits for an event there.
             resource.deallocate(a, 512, Stream(9))
-            assert resource.allocate(512, Stream(7)) == a
-            assert resource.allocate(0) == 0 and live() == 1
-            for call in (lambda: resource.allocate(1 << 45), lambda: resource.deallocate(a + 1, 1)):
+            assert actions()[-1] == "free_requested"
+            assert resource.allocate(0) == 0 and live() == 0
+            for kind, call in (
+                (MemoryError, lambda: resource.allocate(1 << 45)),
+                (stratalloc.Error, lambda: resource.deallocate(a + 1, 1)),
+                (stratalloc.Error, lambda: stratalloc.rmm.MemoryResource(500).allocate(512)),
+                (ValueError, lambda: stratalloc.rmm.MemoryResource(1 << 32)),
+            ):
                 try:
                     call()
                     assert False
-                except (MemoryError, RuntimeError) as error:
+                except kind as error:
                     assert str(error)
             """,
         )
@@ -265,13 +294,21 @@ class Numba(unittest.TestCase):
             manager = stratalloc.numba._numba_memory_manager(context=context)
             manager.initialize()
             assert manager.interface_version == 1 and manager.get_memory_info() == (3, 4)
+            stratalloc.record_memory_history("all", device=0)
             a, b = manager.memalloc(1000), manager.memalloc(2000)
-            assert a.address and b.size == 2000 and live() == 2
+            assert a.address and b.size == 2000 and live() == 2 and names() == ["Numba", "Numba"]
             del a
-            assert live() == 1
+            # The free waits for an event of the default stream.
+            assert live() == 1 and actions()[-1] == "free_requested"
+            c = manager.memalloc(1000)
             manager.reset()
-            assert live() == 0
-            del b
+            # The context's memory is destroyed, so the blocks that were live are not reused.
+            del b, c
+            assert live() == 2
+            d = manager.memalloc(1000)
+            assert live() == 3
+            del d
+            assert live() == 2
             try:
                 manager.memalloc(1 << 45)
                 assert False
@@ -282,32 +319,34 @@ class Numba(unittest.TestCase):
 
 
 class OnnxRuntime(unittest.TestCase):
-    def test_the_options_name_functions_that_serve_one_device_and_stream(self):
+    def test_the_options_name_functions_that_serve_one_device(self):
         run(
             "",
             """
             import ctypes
             import stratalloc.onnxruntime
-            options = stratalloc.onnxruntime.provider_options(device=0, stream=7)
-            assert options["user_compute_stream"] == "7" and options["device_id"] == "0"
-            assert options == stratalloc.onnxruntime.provider_options(device=0, stream=7)
+            options = stratalloc.onnxruntime.provider_options(device=1)
+            # ONNX Runtime refuses the option `user_compute_stream` beside an external allocator.
+            assert set(options) == {"device_id", *(f"gpu_external_{f}" for f in ("alloc", "free", "empty_cache"))}
+            assert options["device_id"] == "1"
+            assert options == stratalloc.onnxruntime.provider_options(device=1)
             alloc = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)(int(options["gpu_external_alloc"]))
             free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(int(options["gpu_external_free"]))
             empty = ctypes.CFUNCTYPE(None)(int(options["gpu_external_empty_cache"]))
-            stratalloc.record_memory_history("all", device=0)
+            stratalloc.record_memory_history("all", device=1)
             a = alloc(1000)
-            assert live() == 1 and names() == ["ONNX Runtime"]
-            assert [entry["stream"] for entry in stratalloc.snapshot(0)["segments"]] == [7]
+            assert live(1) == 1 and names(1) == ["ONNX Runtime"]
+            assert [entry["stream"] for entry in stratalloc.snapshot(1)["segments"]] == [0]
             free(a), free(None), free(64)
-            assert alloc(1 << 45) is None
-            assert stratalloc.memory_stats(0)["reserved_bytes.all.current"] > 0
+            assert live(1) == 0 and alloc(1 << 45) is None
+            assert stratalloc.memory_stats(1)["reserved_bytes.all.current"] > 0
             empty()
-            assert stratalloc.memory_stats(0)["reserved_bytes.all.current"] == 0
+            assert stratalloc.memory_stats(1)["reserved_bytes.all.current"] == 0
             try:
-                stratalloc.onnxruntime.provider_options(device=0, stream=8)
+                stratalloc.onnxruntime.provider_options(device=0)
                 assert False
             except stratalloc.Error as error:
-                assert "0x7" in str(error) and "0x8" in str(error)
+                assert "device 1" in str(error) and "device 0" in str(error)
             """,
         )
 

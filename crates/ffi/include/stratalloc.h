@@ -435,8 +435,10 @@ typedef struct {
   void *(*stream_of)(int device);
   // Python's `PyErr_SetString`.
   void (*set_error)(void *kind, const char *message);
-  // The exception type for a request that fails.
-  void *error;
+  // The exception type for a request that finds no memory.
+  void *out_of_memory;
+  // The exception type for other failures.
+  void *failure;
 } stratalloc_cupy;
 
 #ifdef __cplusplus
@@ -558,6 +560,10 @@ stratalloc_status stratalloc_switch(uint64_t handle,
 // `size` bytes from `buffer` may be written, unless it is null.
 size_t stratalloc_last_error(char *buffer,
                              size_t size);
+
+// Returns the status of the calling thread's last failed call. `STRATALLOC_STATUS_OK` if no call of the
+// thread has failed. A successful call does not change it. For functions that return a pointer.
+stratalloc_status stratalloc_last_status(void);
 
 // Returns the version of the library, as `"1.2.3"`. The text is never freed.
 const char *stratalloc_version(void);
@@ -1397,16 +1403,14 @@ stratalloc_status stratalloc_torch_settings(uint64_t handle, stratalloc_torch_se
 
 // Allocates a block from the process's allocator of `device`, for work on `stream`. Creates the
 // allocator if there is none yet. `library` is the name in the history, and is read only while
-// recording is on. Returns null for zero bytes. Also returns null, and sets the thread's last error, if
-// the call fails. May wait as `stratalloc_allocate` does.
+// recording is on. Returns null for zero bytes. Also returns null if the call fails; then
+// `stratalloc_last_status` and `stratalloc_last_error` have the reason. May wait as
+// `stratalloc_allocate` does.
 //
 // # Safety
 //
 // `library` ends with a zero byte if it is not null.
-void *stratalloc_library_malloc(const char *library,
-                                size_t size,
-                                int device,
-                                void *stream);
+void *stratalloc_library_malloc(const char *library, size_t size, int device, void *stream);
 
 // Frees a block of the process's allocator of `device`. The block is reused by other streams, and by
 // other libraries, only when the work that was submitted to `stream` before this call has finished.
@@ -1433,14 +1437,13 @@ void stratalloc_cupy_free(const stratalloc_cupy *param,
                           void *pointer,
                           int device);
 
-// Sets the device and the stream of the blocks that `stratalloc_onnxruntime_alloc` returns; device 0 and
-// stream 0 without this call. The stream must be the option `user_compute_stream` of each session that
-// uses these functions. Fails if another device or stream was set before, because live blocks may belong
-// to it. Creates the allocator of the device if there is none yet.
-stratalloc_status stratalloc_onnxruntime_use(int device,
-                                             void *stream);
+// Sets the device of the blocks that `stratalloc_onnxruntime_alloc` returns; 0 without this call. Creates
+// the allocator of the device if there is none yet. Fails if another device was set before, because live
+// blocks may belong to it.
+stratalloc_status stratalloc_onnxruntime_use(int device);
 
-// For the option `gpu_external_alloc` of ONNX Runtime's CUDA provider. Returns null, and sets the
+// For the option `gpu_external_alloc` of ONNX Runtime's CUDA provider. The block is for work on the legacy
+// default stream, on which ONNX Runtime works with an external allocator. Returns null, and sets the
 // thread's last error, if the call fails; ONNX Runtime then reports a failed request.
 void *stratalloc_onnxruntime_alloc(size_t size);
 

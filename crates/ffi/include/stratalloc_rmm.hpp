@@ -34,18 +34,38 @@ namespace detail {
 // The alignment of the allocator's blocks, in bytes.
 inline constexpr std::size_t block_alignment = 512;
 
-// Throws `rmm::out_of_memory` with the allocator's message if the request fails.
+// Returns the stream by its own name. Null is the default stream, which is that of the thread if the program is
+// compiled so. The legacy default stream has two names.
+inline cudaStream_t named(cudaStream_t stream) {
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+  if (stream == nullptr) {
+    return cudaStreamPerThread;
+  }
+#endif
+  return stream == cudaStreamLegacy ? nullptr : stream;
+}
+
+// Throws `rmm::out_of_memory` if there is not enough memory, and `rmm::bad_alloc` if the request fails otherwise,
+// with the allocator's message.
 inline void* rmm_allocate(int device, std::size_t bytes, std::size_t alignment, cudaStream_t stream) {
   if (alignment > block_alignment) {
     throw rmm::bad_alloc{"stratalloc: an alignment of more than 512 bytes"};
   }
-  void* const block = stratalloc_library_malloc("RMM", bytes, device, stream);
+  void* const block = stratalloc_library_malloc("RMM", bytes, device, named(stream));
   if (block == nullptr && bytes != 0) {
     char message[1024];
     stratalloc_last_error(message, sizeof message);
-    throw rmm::out_of_memory{message};
+    if (stratalloc_last_status() == STRATALLOC_STATUS_OUT_OF_MEMORY) {
+      throw rmm::out_of_memory{message};
+    }
+    throw rmm::bad_alloc{message};
   }
   return block;
+}
+
+inline void rmm_free(int device, void* block, cudaStream_t stream) noexcept {
+  // A failure cannot be reported. The block then stays allocated.
+  (void)stratalloc_library_free(block, device, named(stream));
 }
 
 }  // namespace detail
@@ -63,7 +83,7 @@ class rmm_resource final : public rmm::mr::device_memory_resource {
   }
 
   void do_deallocate(void* block, std::size_t, rmm::cuda_stream_view stream) noexcept override {
-    (void)stratalloc_library_free(block, device_, stream.value());
+    detail::rmm_free(device_, block, stream.value());
   }
 
   bool do_is_equal(device_memory_resource const& other) const noexcept override {
@@ -87,18 +107,22 @@ class rmm_resource final {
       void* block,
       std::size_t,
       std::size_t = detail::block_alignment) noexcept {
-    (void)stratalloc_library_free(block, device_, stream.get());
+    detail::rmm_free(device_, block, stream.get());
   }
 
   // Waits for the default stream, whose earlier work may still use the block.
   void* allocate_sync(std::size_t bytes, std::size_t alignment = detail::block_alignment) {
     void* const block = detail::rmm_allocate(device_, bytes, alignment, nullptr);
-    (void)cudaStreamSynchronize(nullptr);
+    rmm::cuda_set_device_raii const on{rmm::cuda_device_id{device_}};
+    if (cudaStreamSynchronize(detail::named(nullptr)) != cudaSuccess) {
+      detail::rmm_free(device_, block, nullptr);
+      throw rmm::bad_alloc{"stratalloc: earlier work on the default stream failed"};
+    }
     return block;
   }
 
   void deallocate_sync(void* block, std::size_t, std::size_t = detail::block_alignment) noexcept {
-    (void)stratalloc_library_free(block, device_, nullptr);
+    detail::rmm_free(device_, block, nullptr);
   }
 
   bool operator==(rmm_resource const& other) const noexcept { return device_ == other.device_; }

@@ -194,6 +194,13 @@ pub unsafe extern "C" fn stratalloc_last_error(buffer: *mut c_char, size: usize)
     unsafe { write_cut(buffer, size, &guard::last_error()) }
 }
 
+/// Returns the status of the calling thread's last failed call. `STRATALLOC_STATUS_OK` if no call of the
+/// thread has failed. A successful call does not change it. For functions that return a pointer.
+#[unsafe(no_mangle)]
+pub extern "C" fn stratalloc_last_status() -> Status {
+    guard::last_status()
+}
+
 /// Returns the version of the library, as `"1.2.3"`. The text is never freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_version() -> *const c_char {

@@ -5,8 +5,9 @@
 //! the stacks of a library's requests have the library's name as their innermost frame.
 //!
 //! The libraries call with a size, and at most a device and a stream. CuPy's C interface has no argument
-//! for the stream, so it is asked for the calling thread's current one. ONNX Runtime's functions have no
-//! argument for the device either, so [`stratalloc_onnxruntime_use`] sets both once.
+//! for the stream: CuPy's function `get_stream_ptr` returns the calling thread's current one. ONNX
+//! Runtime's functions have no argument for the device either, so [`stratalloc_onnxruntime_use`] sets it
+//! once. ONNX Runtime works on the legacy default stream when it uses them.
 //!
 //! Sources: `CFunctionAllocator` in CuPy's `memory.pyx`, `get_stream_ptr` in CuPy's `stream.pyx`; the
 //! options `gpu_external_alloc`, `_free` and `_empty_cache` of ONNX Runtime's CUDA provider.
@@ -66,8 +67,9 @@ fn with_owner(
 
 /// Allocates a block from the process's allocator of `device`, for work on `stream`. Creates the
 /// allocator if there is none yet. `library` is the name in the history, and is read only while
-/// recording is on. Returns null for zero bytes. Also returns null, and sets the thread's last error, if
-/// the call fails. May wait as `stratalloc_allocate` does.
+/// recording is on. Returns null for zero bytes. Also returns null if the call fails; then
+/// `stratalloc_last_status` and `stratalloc_last_error` have the reason. May wait as
+/// `stratalloc_allocate` does.
 ///
 /// # Safety
 ///
@@ -108,8 +110,10 @@ pub struct Cupy {
     pub stream_of: Option<unsafe extern "C" fn(device: c_int) -> *mut c_void>,
     /// Python's `PyErr_SetString`.
     pub set_error: Option<unsafe extern "C" fn(kind: *mut c_void, message: *const c_char)>,
-    /// The exception type for a request that fails.
-    pub error: *mut c_void,
+    /// The exception type for a request that finds no memory.
+    pub out_of_memory: *mut c_void,
+    /// The exception type for other failures.
+    pub failure: *mut c_void,
 }
 
 /// The `malloc` of CuPy's `CFunctionAllocator`. `param` points to a `stratalloc_cupy`. The block is for
@@ -127,9 +131,8 @@ pub unsafe extern "C" fn stratalloc_cupy_malloc(
     device: c_int,
 ) -> *mut c_void {
     // SAFETY: required of the caller (`# Safety`).
-    let Some(&Cupy { stream_of: Some(stream_of), set_error: Some(set_error), error }) =
-        (unsafe { param.as_ref() })
-    else {
+    let Some(&cupy) = (unsafe { param.as_ref() }) else { return null_mut() };
+    let (Some(stream_of), Some(set_error)) = (cupy.stream_of, cupy.set_error) else {
         return null_mut();
     };
     // SAFETY: CuPy's function (`# Safety`), and the thread holds the lock that it needs.
@@ -137,10 +140,14 @@ pub unsafe extern "C" fn stratalloc_cupy_malloc(
     if stream.addr() == usize::MAX {
         return null_mut();
     }
-    guard(|| allocate(|| Ok("CuPy"), device, size, stream)).unwrap_or_else(|_| {
+    guard(|| allocate(|| Ok("CuPy"), device, size, stream)).unwrap_or_else(|status| {
         let message = CString::new(last_error()).unwrap_or_default();
+        let kind = match status {
+            Status::OutOfMemory => cupy.out_of_memory,
+            _ => cupy.failure,
+        };
         // SAFETY: Python's function with an exception type (`# Safety`), and the thread holds the lock.
-        unsafe { set_error(error, message.as_ptr()) };
+        unsafe { set_error(kind, message.as_ptr()) };
         null_mut()
     })
 }
@@ -150,60 +157,54 @@ pub unsafe extern "C" fn stratalloc_cupy_malloc(
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_cupy_free(param: *const Cupy, pointer: *mut c_void, device: c_int) {
     let _ = param;
-    // CuPy has no current stream at this point: the last reference may be dropped anywhere. As in its own
-    // pool, the block returns to the stream that it was requested for.
+    // The current stream of the thread that drops an array is not that of its last use. As in CuPy's
+    // own pool, the block can be reused by later work on the stream that it was requested for.
     let _ = guard(|| with_owner(device, |open| open.free(pointer.addr() as u64)));
 }
 
-/// The device and the stream of ONNX Runtime's sessions. The stream is kept as a number, because a pointer
-/// cannot be shared between threads.
-static ONNX: OnceLock<(c_int, usize)> = OnceLock::new();
+/// The device of ONNX Runtime's sessions.
+static ONNX_DEVICE: OnceLock<c_int> = OnceLock::new();
 
-fn onnx() -> (c_int, *mut c_void) {
-    let (device, stream) = ONNX.get().copied().unwrap_or_default();
-    (device, std::ptr::without_provenance_mut(stream))
+/// Returns the device that was set, or 0.
+fn onnx_device() -> c_int {
+    ONNX_DEVICE.get().copied().unwrap_or_default()
 }
 
-/// Sets the device and the stream of the blocks that `stratalloc_onnxruntime_alloc` returns; device 0 and
-/// stream 0 without this call. The stream must be the option `user_compute_stream` of each session that
-/// uses these functions. Fails if another device or stream was set before, because live blocks may belong
-/// to it. Creates the allocator of the device if there is none yet.
+/// Sets the device of the blocks that `stratalloc_onnxruntime_alloc` returns; 0 without this call. Creates
+/// the allocator of the device if there is none yet. Fails if another device was set before, because live
+/// blocks may belong to it.
 #[unsafe(no_mangle)]
-pub extern "C" fn stratalloc_onnxruntime_use(device: c_int, stream: *mut c_void) -> Status {
+pub extern "C" fn stratalloc_onnxruntime_use(device: c_int) -> Status {
     status(|| {
         let _ = open_device(device)?;
-        let (own, own_stream) = *ONNX.get_or_init(|| (device, stream.addr()));
-        if (own, own_stream) == (device, stream.addr()) {
-            return Ok(());
+        match *ONNX_DEVICE.get_or_init(|| device) {
+            own if own == device => Ok(()),
+            own => Err(Failure::invalid(format_args!(
+                "ONNX Runtime's blocks are on device {own}: one process cannot also have them on \
+                 device {device}"
+            ))),
         }
-        Err(Failure::invalid(format_args!(
-            "ONNX Runtime's blocks are on device {own}, stream {own_stream:#x}: one process cannot \
-             also have them on device {device}, stream {:#x}",
-            stream.addr()
-        )))
     })
 }
 
-/// For the option `gpu_external_alloc` of ONNX Runtime's CUDA provider. Returns null, and sets the
+/// For the option `gpu_external_alloc` of ONNX Runtime's CUDA provider. The block is for work on the legacy
+/// default stream, on which ONNX Runtime works with an external allocator. Returns null, and sets the
 /// thread's last error, if the call fails; ONNX Runtime then reports a failed request.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_onnxruntime_alloc(size: usize) -> *mut c_void {
-    let (device, stream) = onnx();
-    guard(|| allocate(|| Ok("ONNX Runtime"), device, size, stream)).unwrap_or(null_mut())
+    guard(|| allocate(|| Ok("ONNX Runtime"), onnx_device(), size, null_mut())).unwrap_or(null_mut())
 }
 
 /// For the option `gpu_external_free` of ONNX Runtime's CUDA provider.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_onnxruntime_free(pointer: *mut c_void) {
-    let (device, _) = onnx();
     if !pointer.is_null() {
-        let _ = guard(|| with_owner(device, |open| open.free(pointer.addr() as u64)));
+        let _ = guard(|| with_owner(onnx_device(), |open| open.free(pointer.addr() as u64)));
     }
 }
 
 /// For the option `gpu_external_empty_cache` of ONNX Runtime's CUDA provider. Waits for the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_onnxruntime_empty_cache() {
-    let (device, _) = onnx();
-    let _ = guard(|| with_owner(device, |open| Ok(open.caching()?.empty_cache()?)));
+    let _ = guard(|| with_owner(onnx_device(), |open| Ok(open.caching()?.empty_cache()?)));
 }

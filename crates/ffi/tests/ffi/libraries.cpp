@@ -22,6 +22,30 @@ static uint64_t live_blocks() {
   return count;
 }
 
+// Returns true if the layout of the segments contains the text.
+static bool has_stream(char const* text) {
+  uint64_t handle = 0;
+  CHECK(stratalloc_torch_handle(0, &handle) == STRATALLOC_STATUS_OK);
+  static char layout[1 << 16];
+  size_t needed = 0;
+  CHECK(stratalloc_text_write(handle, STRATALLOC_TEXT_LAYOUT, layout, sizeof layout, &needed) == STRATALLOC_STATUS_OK);
+  return std::strstr(layout, text) != nullptr;
+}
+
+#ifdef STRATALLOC_RMM_HAS_BASE_CLASS
+static void use_rmm() {
+  stratalloc::rmm_resource resource, other{1};
+  ::rmm::mr::device_memory_resource& base = resource;
+  CHECK(base.is_equal(stratalloc::rmm_resource{0}) && !base.is_equal(other));
+  ::rmm::cuda_stream_view const stream{reinterpret_cast<cudaStream_t>(7)};
+  void* const block = base.allocate(1000, stream);
+  CHECK(block != nullptr && live_blocks() == 1 && has_stream("\"stream\":7,"));
+  base.deallocate(block, 1000, stream);
+  CHECK(base.allocate(1000, stream) == block);
+  base.deallocate(block, 1000, stream);
+  CHECK(live_blocks() == 0);
+}
+#else
 static void use_rmm() {
   stratalloc::rmm_resource resource, same{0}, other{1};
   CHECK(resource == same && resource != other);
@@ -47,8 +71,23 @@ static void use_rmm() {
     CHECK(!"the alignment is possible");
   } catch (::rmm::bad_alloc const&) {
   }
-  CHECK(live_blocks() == 0);
+  try {
+    (void)stratalloc::rmm_resource{500}.allocate(stream, 1000);
+    CHECK(!"there is such a device");
+  } catch (::rmm::out_of_memory const&) {
+    CHECK(!"it is no lack of memory");
+  } catch (::rmm::bad_alloc const&) {
+  }
+#ifdef CUDA_API_PER_THREAD_DEFAULT_STREAM
+  CHECK(has_stream("\"stream\":2,"));
+#else
+  CHECK(has_stream("\"stream\":0,") && !has_stream("\"stream\":1,"));
+#endif
+  void* const legacy = resource.allocate(cudaStreamLegacy, 1000);
+  resource.deallocate(cudaStreamLegacy, legacy, 1000);
+  CHECK(live_blocks() == 0 && !has_stream("\"stream\":1,"));
 }
+#endif
 
 static void use_tensorrt() {
   stratalloc::tensorrt_allocator own{0};

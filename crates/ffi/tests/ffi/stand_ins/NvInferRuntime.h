@@ -1,4 +1,4 @@
-// What `stratalloc_tensorrt.hpp` uses of TensorRT's header.
+// The parts of TensorRT's header that `stratalloc_tensorrt.hpp` uses.
 #pragma once
 #include <cstdint>
 
