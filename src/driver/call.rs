@@ -10,8 +10,8 @@
 use std::sync::Arc;
 
 use super::{
-    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, Ipc, MemoryInfo, MemoryPools, Peers,
-    PinnedMemory, Processes, VirtualMemory,
+    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, HostMemory, Ipc, MemoryInfo,
+    MemoryPools, Peers, PinnedMemory, Processes, VirtualMemory,
 };
 use crate::ids::{EventId, StreamId};
 
@@ -122,6 +122,13 @@ macro_rules! calls {
         ReadPinned read_pinned(from: PinnedId, offset_bytes: u64, into: &mut [u8]) -> ();
         WritePinned write_pinned(to: PinnedId, offset_bytes: u64, from: &[u8]) -> ();
     } };
+    (HostMemory $then:ident $($with:tt)*) => { $then! { $($with)*
+        AllocateHost allocate_host(size_bytes: u64) -> u64;
+        FreeHost free_host(address: u64, size_bytes: u64) -> ();
+        RegisterHost register_host(address: u64, size_bytes: u64) -> ();
+        UnregisterHost unregister_host(address: u64) -> ();
+        HostNode host_node() -> Option<u32>;
+    } };
 }
 pub use calls;
 
@@ -147,6 +154,7 @@ macro_rules! parts {
         $then! {
             virtual_memory VirtualMemory; memory_pools MemoryPools; ipc Ipc; peers Peers;
             capture Capture; processes Processes; pinned_memory PinnedMemory;
+            host_memory HostMemory;
         }
     };
 }
@@ -185,7 +193,9 @@ macro_rules! enumerate {
     };
 }
 
-enumerate! { [Driver VirtualMemory Fabric MemoryPools Ipc Peers Capture Processes PinnedMemory] }
+enumerate! {
+    [Driver VirtualMemory Fabric MemoryPools Ipc Peers Capture Processes PinnedMemory HostMemory]
+}
 
 impl Call {
     /// Returns the call with this name.

@@ -12,8 +12,8 @@ use std::os::fd::OwnedFd;
 use super::call::{Call, calls, parts};
 use super::{
     Capture, CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult,
-    Exportable, Fabric, FabricHandle, HoldsWork, Ipc, MemoryInfo, MemoryPools, NodeId, Peers,
-    PhysicalId, PinnedId, PinnedMemory, PinnedRange, ProcessUsage, Processes, VirtualMemory,
+    Exportable, Fabric, FabricHandle, HoldsWork, HostMemory, Ipc, MemoryInfo, MemoryPools, NodeId,
+    Peers, PhysicalId, PinnedId, PinnedMemory, PinnedRange, ProcessUsage, Processes, VirtualMemory,
 };
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
@@ -113,6 +113,7 @@ pub trait Interceptor: fmt::Debug + Send + Sync {
     calls! { Capture hooks Capture Driver::capture; }
     calls! { Processes hooks Processes Driver::processes; }
     calls! { PinnedMemory hooks PinnedMemory Driver::pinned_memory; }
+    calls! { HostMemory hooks HostMemory Driver::host_memory; }
 }
 
 fn fabric(inner: &dyn Driver) -> Option<&dyn Fabric> {
@@ -157,6 +158,8 @@ pub struct Parts<'a> {
     pub processes: Option<&'a dyn Processes>,
     /// See [`Driver::pinned_memory`].
     pub pinned_memory: Option<&'a dyn PinnedMemory>,
+    /// See [`Driver::host_memory`].
+    pub host_memory: Option<&'a dyn HostMemory>,
 }
 
 /// A driver whose calls pass through an [`Interceptor`].
@@ -248,7 +251,7 @@ macro_rules! intercept_parts {
         })*
     };
 }
-intercept_parts! { Fabric MemoryPools Ipc Peers Capture Processes PinnedMemory }
+intercept_parts! { Fabric MemoryPools Ipc Peers Capture Processes PinnedMemory HostMemory }
 
 impl<D: HoldsWork, I: Interceptor> HoldsWork for Intercepted<D, I> {
     type Gate = D::Gate;

@@ -42,7 +42,7 @@ pub(crate) use holders::{largest_holders, name_holders};
 #[doc(hidden)]
 pub use intercept::lacking;
 pub use intercept::{Intercepted, Interceptor, Parts};
-pub use pinned::{PinnedId, PinnedMemory, PinnedRange};
+pub use pinned::{HostMemory, PinnedId, PinnedMemory, PinnedRange};
 
 /// Result of a driver call.
 pub type DriverResult<T> = Result<T, DriverError>;
@@ -202,6 +202,11 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     /// Returns the calls for pinned memory of the program, if supported.
     fn pinned_memory(&self) -> Option<&dyn PinnedMemory> {
+        None
+    }
+
+    /// Returns the calls for page-locked host memory that the program accesses by address, if supported.
+    fn host_memory(&self) -> Option<&dyn HostMemory> {
         None
     }
 }

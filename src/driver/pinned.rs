@@ -1,5 +1,5 @@
-//! A driver's optional interface for pinned memory of the program: memory that the device copies from and to
-//! by itself.
+//! A driver's optional interfaces for pinned memory of the program: memory that the device copies from and to
+//! by itself. [`PinnedMemory`] hides the memory behind numbers. [`HostMemory`] returns its addresses.
 
 use super::DriverResult;
 use crate::ids::StreamId;
@@ -37,4 +37,24 @@ pub trait PinnedMemory: Send + Sync {
     fn read_pinned(&self, from: PinnedId, offset_bytes: u64, into: &mut [u8]) -> DriverResult<()>;
     /// Writes bytes of a slab. The caller has waited for the copies from and to these bytes.
     fn write_pinned(&self, to: PinnedId, offset_bytes: u64, from: &[u8]) -> DriverResult<()>;
+}
+
+/// Page-locked host memory that the program and the device access by the same address.
+///
+/// The caller frees a range only after the device's work with it has finished.
+pub trait HostMemory: Send + Sync {
+    /// Allocates `size_bytes` (at least 1) of page-locked memory and returns its address, aligned to at
+    /// least 512 bytes. The bytes are undefined. Takes time in proportion to the size. May wait for
+    /// running work.
+    fn allocate_host(&self, size_bytes: u64) -> DriverResult<u64>;
+    /// Frees memory that [`allocate_host`](Self::allocate_host) returned. `size_bytes` is the size passed
+    /// to that call. May wait for running work.
+    fn free_host(&self, address: u64, size_bytes: u64) -> DriverResult<()>;
+    /// Page-locks memory of the program, which consists of whole pages. The memory must stay mapped until
+    /// it is unregistered. May wait for running work.
+    fn register_host(&self, address: u64, size_bytes: u64) -> DriverResult<()>;
+    /// Ends the page lock of the memory that was registered at `address`. May wait for running work.
+    fn unregister_host(&self, address: u64) -> DriverResult<()>;
+    /// Returns the NUMA node of the host that is nearest to the device, or `None` if it is unknown.
+    fn host_node(&self) -> DriverResult<Option<u32>>;
 }

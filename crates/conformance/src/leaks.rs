@@ -47,6 +47,7 @@ fn beyond(own: &HeldResources, other: &HeldResources) -> String {
     for (name, own, other) in [
         ("physical pieces", own.pieces, other.pieces),
         ("ranges of pools", own.pool_ranges, other.pool_ranges),
+        ("bytes of pinned memory", own.pinned_bytes, other.pinned_bytes),
         ("events", own.events, other.events),
     ] {
         if own > other {

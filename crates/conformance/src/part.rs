@@ -14,8 +14,8 @@ use super::machine::Real;
 use stratalloc::driver::call::Call;
 use stratalloc::driver::{
     DeviceInfo, Driver, DriverPoolId, DriverPoolUsage, DriverResult, Exportable, HoldsWork,
-    Intercepted, Interceptor, MemoryInfo, MemoryPools, Parts, PhysicalId, PinnedId, VirtualMemory,
-    lacking,
+    HostMemory, Intercepted, Interceptor, MemoryInfo, MemoryPools, Parts, PhysicalId, PinnedId,
+    VirtualMemory, lacking,
 };
 use stratalloc::error::{DriverError, DriverErrorKind};
 use stratalloc::ids::{EventId, StreamId};
@@ -44,6 +44,8 @@ struct Book {
     events: List,
     /// Pinned memory, by the numbers of the slabs.
     pinned: List,
+    /// Page-locked host memory, by address.
+    host: List,
     /// Streams of the inner device, by the part's stream numbers.
     streams: HashMap<StreamId, StreamId>,
     /// Pools of the inner device that this part created, including its default one.
@@ -134,7 +136,7 @@ impl<D: Driver> Share<D> {
             pieces: book.pieces.len() as u64,
             pool_ranges: book.pool_ranges.len() as u64,
             events: book.events.len() as u64,
-            pinned_bytes: book.pinned.values().sum(),
+            pinned_bytes: book.pinned.values().chain(book.host.values()).sum(),
         }
     }
 
@@ -164,6 +166,10 @@ impl<D: Driver> Share<D> {
 
     fn memory(&self) -> &dyn VirtualMemory {
         self.device.virtual_memory().expect("announced only when the device has it")
+    }
+
+    fn host(&self) -> &dyn HostMemory {
+        self.device.host_memory().expect("announced only when the device has it")
     }
 
     fn pools(&self) -> &dyn MemoryPools {
@@ -220,6 +226,9 @@ impl<D: Driver> Share<D> {
         if let Some(part) = inner.pinned_memory() {
             book.pinned.keys().for_each(|slab| drop(part.unpin(PinnedId(*slab))));
         }
+        if let Some(part) = inner.host_memory() {
+            book.host.iter().for_each(|(at, bytes)| drop(part.free_host(*at, *bytes)));
+        }
         book.events.keys().for_each(|event| drop(inner.destroy_event(EventId(*event))));
         book.streams.values().for_each(|stream| drop(inner.destroy_stream(*stream)));
     }
@@ -246,11 +255,11 @@ impl<D: Driver> Interceptor for Share<D> {
         DeviceInfo { total_bytes: self.total_bytes, ..inner.info() }
     }
 
-    /// Offers only virtual memory and memory pools of the inner device. Hides the other optional interfaces,
-    /// because a [`Part`] does not count what is allocated through them.
+    /// Offers only virtual memory, memory pools and host memory of the inner device. Hides the other optional
+    /// interfaces, because a [`Part`] does not count what is allocated through them.
     fn parts<'a>(&'a self, parts: Parts<'a>) -> Parts<'a> {
-        let Parts { virtual_memory, memory_pools, .. } = parts;
-        Parts { virtual_memory, memory_pools, ..Parts::default() }
+        let Parts { virtual_memory, memory_pools, host_memory, .. } = parts;
+        Parts { virtual_memory, memory_pools, host_memory, ..Parts::default() }
     }
 
     /// Returns the inner device's stream for this number, and creates it on the first call.
@@ -320,6 +329,20 @@ impl<D: Driver> Interceptor for Share<D> {
         let part = inner.pinned_memory().ok_or_else(|| lacking(Call::Unpin))?;
         let act = || part.unpin(pinned);
         self.remove("unpin", |book| &mut book.pinned, (pinned.0, None), act)
+    }
+
+    /// Page-locked host memory is limited to the size of the part too, apart from device memory.
+    fn allocate_host(&self, _: &dyn Driver, size_bytes: u64) -> DriverResult<u64> {
+        let used_bytes = self.book().host.values().sum();
+        self.admit("allocate_host", size_bytes, used_bytes)?;
+        let address = self.host().allocate_host(size_bytes)?;
+        self.book().host.insert(address, size_bytes);
+        Ok(address)
+    }
+
+    fn free_host(&self, _: &dyn Driver, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let act = || self.host().free_host(address, size_bytes);
+        self.remove("free_host", |book| &mut book.host, (address, Some(size_bytes)), act)
     }
 
     fn reserve(&self, _: &dyn Driver, size_bytes: u64) -> DriverResult<u64> {

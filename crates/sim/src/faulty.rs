@@ -132,6 +132,7 @@ mod tests {
         let pools = driver.memory_pools().unwrap();
         let pool = DriverPoolId(0);
         let pinned = driver.pinned_memory().unwrap();
+        let host = driver.host_memory().unwrap();
         let slab = PinnedId(1);
         let part = PinnedRange { pinned: slab, offset_bytes: 0, size_bytes: 1 };
         let descriptor = || std::io::pipe().unwrap().0.into();
@@ -195,6 +196,11 @@ mod tests {
             pinned.copy_in(at, part, stream),
             pinned.read_pinned(slab, 0, &mut [0]),
             pinned.write_pinned(slab, 0, &[0]),
+            host.allocate_host(MIB).map(drop),
+            host.free_host(at, MIB),
+            host.register_host(at, MIB),
+            host.unregister_host(at),
+            host.host_node().map(drop),
         ]
     }
 

@@ -62,7 +62,7 @@ pub trait WorkGate: fmt::Debug + Send + Sync {
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Driver calls that may wait for earlier work.
-const WAITING: [&str; 17] = [
+const WAITING: [&str; 21] = [
     "free",
     "synchronize_stream",
     "synchronize_device",
@@ -80,6 +80,10 @@ const WAITING: [&str; 17] = [
     "enable_access",
     "pin",
     "unpin",
+    "allocate_host",
+    "free_host",
+    "register_host",
+    "unregister_host",
 ];
 
 /// A gate or a mark of a stream.

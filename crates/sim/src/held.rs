@@ -17,7 +17,7 @@ pub struct HeldResources {
     pub pieces: u64,
     /// Number of allocations from stream-ordered pools.
     pub pool_ranges: u64,
-    /// Bytes of pinned memory of the program.
+    /// Bytes of pinned memory of the program, including registered memory.
     pub pinned_bytes: u64,
     /// Number of events that were created and not destroyed.
     pub events: u64,

@@ -174,6 +174,8 @@ functions! {
     host_allocate = "cuMemHostAlloc"(pointer: &mut u64, bytes: usize, flags: u32);
     host_pointer = "cuMemHostGetDevicePointer_v2"(address: &mut u64, pointer: u64, flags: u32);
     host_free = "cuMemFreeHost"(pointer: u64);
+    host_register = "cuMemHostRegister_v2"(pointer: u64, bytes: usize, flags: u32);
+    host_unregister = "cuMemHostUnregister"(pointer: u64);
     copy_within = "cuMemcpyDtoDAsync_v2"(to: u64, from: u64, bytes: usize, stream: u64);
     copy_in = "cuMemcpyHtoDAsync_v2"(to: u64, from: *const c_void, bytes: usize, stream: u64);
     copy_out = "cuMemcpyDtoHAsync_v2"(to: *mut c_void, from: u64, bytes: usize, stream: u64);
@@ -412,6 +414,10 @@ impl Api {
 
     pub(super) fn has_pinned_memory(&self) -> bool {
         has!(self: host_allocate, host_free, copy_in, copy_out)
+    }
+
+    pub(super) fn has_host_memory(&self) -> bool {
+        has!(self: host_allocate, host_free, host_register, host_unregister)
     }
 
     pub(super) fn has_ipc(&self) -> bool {

@@ -44,8 +44,8 @@ use hashbrown::HashSet;
 use parking_lot::Mutex;
 
 use super::{
-    Capture, CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverResult, Ipc, MemoryInfo,
-    MemoryPools, Peers, PinnedMemory, Processes, VirtualMemory,
+    Capture, CaptureStatus, DeviceInfo, Driver, DriverPoolId, DriverResult, HostMemory, Ipc,
+    MemoryInfo, MemoryPools, Peers, PinnedMemory, Processes, VirtualMemory,
 };
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{DeviceId, EventId, StreamId};
@@ -79,6 +79,7 @@ mod attribute {
     pub(super) const DIRECT: i32 = 110;
     pub(super) const MEMORY_POOLS: i32 = 115;
     pub(super) const FABRIC: i32 = 128;
+    pub(super) const HOST_NUMA_ID: i32 = 134;
 }
 
 /// One CUDA device.
@@ -483,6 +484,10 @@ impl Driver for Cuda {
 
     fn pinned_memory(&self) -> Option<&dyn PinnedMemory> {
         self.api.has_pinned_memory().then_some(self as &dyn PinnedMemory)
+    }
+
+    fn host_memory(&self) -> Option<&dyn HostMemory> {
+        self.api.has_host_memory().then_some(self as &dyn HostMemory)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Pinned host memory, and copies between it and the device.
 //!
 //! Slabs are known by numbers, so that callers need no pointer. Each call checks that its range lies
-//! inside the slab.
+//! inside the slab. Memory of `HostMemory` is known by address, and libcuda checks the addresses.
 #![expect(unsafe_code, reason = "bytes of pinned memory")]
 
 use std::ffi::c_void;
@@ -10,12 +10,12 @@ use std::ptr;
 use hashbrown::HashMap;
 
 use super::api::got;
-use super::{Cuda, foreign, size};
-use crate::driver::{DriverResult, PinnedId, PinnedMemory, PinnedRange};
+use super::{Cuda, attribute, foreign, size};
+use crate::driver::{DriverResult, HostMemory, PinnedId, PinnedMemory, PinnedRange};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::StreamId;
 
-/// `CU_MEMHOSTALLOC_PORTABLE`.
+/// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTREGISTER_PORTABLE`.
 const PORTABLE: u32 = 1;
 
 /// The slabs of a device.
@@ -102,4 +102,44 @@ impl PinnedMemory for Cuda {
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), pointer.cast::<u8>(), from.len()) };
         Ok(())
     }
+}
+
+/// The addresses are valid for the program and for every device, because all devices use one address space
+/// with the host (unified virtual addressing).
+impl HostMemory for Cuda {
+    fn allocate_host(&self, size_bytes: u64) -> DriverResult<u64> {
+        let _ready = self.enter_relaxed()?;
+        let bytes = size(size_bytes)?;
+        got(|pointer| self.api.host_allocate(pointer, bytes, PORTABLE))
+    }
+
+    fn free_host(&self, address: u64, _: u64) -> DriverResult<()> {
+        let _ready = self.enter_relaxed()?;
+        self.api.host_free(address).ok()
+    }
+
+    fn register_host(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
+        let _ready = self.enter_relaxed()?;
+        self.api.host_register(address, size(size_bytes)?, PORTABLE).ok()
+    }
+
+    fn unregister_host(&self, address: u64) -> DriverResult<()> {
+        let _ready = self.enter_relaxed()?;
+        self.api.host_unregister(address).ok()
+    }
+
+    /// Reads the device's attribute. Before CUDA 12.2 there is none, and Linux's entry of the device on the
+    /// PCI bus is read instead.
+    fn host_node(&self) -> DriverResult<Option<u32>> {
+        let node =
+            |node: &mut i32| self.api.device_attribute(node, attribute::HOST_NUMA_ID, self.device);
+        let node = got(node).ok().and_then(|node| u32::try_from(node).ok());
+        Ok(node.or_else(|| self.bus.as_deref().and_then(node_on_bus)))
+    }
+}
+
+/// Returns the NUMA node that Linux lists for a PCI device.
+fn node_on_bus(bus: &str) -> Option<u32> {
+    let path = format!("/sys/bus/pci/devices/{}/numa_node", bus.to_ascii_lowercase());
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }

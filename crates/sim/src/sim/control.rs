@@ -78,7 +78,7 @@ impl<K: Kind> SimulatedDevice<K> {
         let mut held = HeldResources {
             segments: state.memory.live().collect(),
             pool_ranges: state.pools.live.len() as u64,
-            pinned_bytes: state.pinned.bytes(),
+            pinned_bytes: state.pinned.bytes() + state.host.bytes(),
             events: state.work.events.len() as u64,
             ..HeldResources::default()
         };

@@ -24,8 +24,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::refusal::{Done, Refusal, check_whole, ensure, invalid, out_of_memory};
 use stratalloc::driver::call::{Call, calls, forward};
 use stratalloc::driver::{
-    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, MemoryInfo, MemoryPools, Peers,
-    PinnedMemory, ProcessUsage, Processes, VirtualMemory,
+    Capture, CaptureStatus, DeviceInfo, Driver, DriverResult, HostMemory, MemoryInfo, MemoryPools,
+    Peers, PinnedMemory, ProcessUsage, Processes, VirtualMemory,
 };
 use stratalloc::error::DriverErrorKind;
 use stratalloc::ids::{DeviceId, EventId, StreamId};
@@ -35,6 +35,7 @@ pub(super) mod backing;
 mod control;
 mod costs;
 mod graph;
+mod host_memory;
 mod idle;
 mod mapping;
 mod peers;
@@ -52,6 +53,7 @@ mod workers;
 use backing::{Backing, Task};
 pub use costs::{CallCosts, Cost};
 use graph::Graphs;
+use host_memory::PageLocked;
 use mapping::Mappings;
 use pinned::Pinned;
 use pools::Pools;
@@ -108,6 +110,10 @@ pub struct SimOptions {
     pub fabric: bool,
     /// Order of the addresses of new segments and reservations.
     pub addresses: AddressOrder,
+    /// Maximum of the bytes of page-locked host memory. `None`: as much as the device has memory.
+    pub host_bytes: Option<u64>,
+    /// The NUMA node of the host that [`HostMemory::host_node`] returns.
+    pub host_node: Option<u32>,
 }
 
 impl Default for Sim {
@@ -128,6 +134,8 @@ impl Default for SimOptions {
             reachable_devices: 0,
             fabric: false,
             addresses: AddressOrder::default(),
+            host_bytes: None,
+            host_node: None,
         }
     }
 }
@@ -181,6 +189,7 @@ struct State {
     graphs: Graphs,
     pools: Pools,
     pinned: Pinned,
+    host: PageLocked,
     /// Other devices for which access was enabled.
     peers: HashSet<DeviceId>,
     /// The memory behind the addresses. `None`: there is none.
@@ -229,6 +238,7 @@ impl<K: Kind> SimulatedDevice<K> {
             graphs: Graphs::default(),
             pools: Pools::new(backing.clone()),
             pinned: Pinned::default(),
+            host: PageLocked::new(&options, backing.clone()),
             peers: HashSet::new(),
             options,
             backing,
@@ -277,11 +287,12 @@ impl State {
         Ok(self.graphs.add_node(stream)?.is_none().then_some(index))
     }
 
-    /// Checks that all of these bytes are valid device memory.
+    /// Checks that work of the device can access all of these bytes.
     fn check_reachable(&self, address: u64, size_bytes: u64) -> Done<()> {
         let is_valid = self.memory.holds(address, size_bytes)
             || self.mappings.holds(address, size_bytes)
-            || self.pools.holds(address, size_bytes);
+            || self.pools.holds(address, size_bytes)
+            || self.host.holds(address, size_bytes);
         ensure!(is_valid, "{size_bytes} bytes at {address:#x} are not all valid memory");
         Ok(())
     }
@@ -508,6 +519,10 @@ impl<K: Kind> Driver for SimulatedDevice<K> {
     }
 
     fn pinned_memory(&self) -> Option<&dyn PinnedMemory> {
+        Some(self)
+    }
+
+    fn host_memory(&self) -> Option<&dyn HostMemory> {
         Some(self)
     }
 }
