@@ -7,6 +7,7 @@
 //! | `cudaMallocAsync` | `malloc_async/` | the driver's stream-ordered pools | memory is shared with other libraries that use those pools |
 //! | `pluggable` | `pluggable/` | your own functions, from a shared library or as closures | to bring an allocator that was written for PyTorch |
 //! | `cpu` | `cpu/` | the host's own, cached by exact size | programs on the host that ask for the same sizes again and again |
+//! | `pinned` | `pinned/` | page-locked host memory, cached by size | buffers for copies from and to the device |
 //! | any other | yours | yours | registered with [`registry`](crate::registry) |
 //!
 //! [`Strategy`] dispatches statically to the built-in strategies; user-defined ones are boxed. Only the
@@ -21,6 +22,7 @@
 mod cpu;
 mod malloc_async;
 pub mod native;
+mod pinned;
 mod pluggable;
 
 use enum_dispatch::enum_dispatch;
@@ -36,6 +38,7 @@ pub use cpu::{
 };
 pub use malloc_async::MallocAsyncAllocator;
 pub use native::Engine;
+pub use pinned::PinnedAllocator;
 pub use pluggable::{PluggableAllocator, plugin};
 
 /// An allocator chosen at run time.
@@ -52,6 +55,8 @@ pub enum Strategy {
     Pluggable(Box<PluggableAllocator>),
     /// `backend:cpu`.
     Cpu(CpuAllocator),
+    /// `backend:pinned`.
+    Pinned(PinnedAllocator),
     /// A strategy that a user registered, or any strategy with layers.
     User(Box<dyn DeviceAllocator>),
     /// Any of these with `front` as the outermost layer. A variant of its own, so that its hits are
@@ -84,6 +89,7 @@ impl Strategy {
             Self::MallocAsync(own) => own,
             Self::Pluggable(own) => own,
             Self::Cpu(own) => Box::new(own),
+            Self::Pinned(own) => Box::new(own),
             Self::User(own) => own,
             Self::Fronted(own) => Box::new(own),
         }

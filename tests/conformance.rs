@@ -3,6 +3,7 @@
 //! `CONFORMANCE_RUNS=1000 cargo test --test main conformance` runs 1000 random scripts for each property. If
 //! there is a GPU, the tests use a few hundred MiB of its memory.
 
+mod announcing;
 mod bent;
 mod broken;
 #[cfg(target_os = "linux")]
@@ -25,6 +26,11 @@ stratalloc_conformance::conformance_tests!(
     configured("backend:cudaMallocAsync,malloc_async_own_pool:True")
 );
 stratalloc_conformance::conformance_tests!(cpu, configured("backend:cpu"));
+stratalloc_conformance::conformance_tests!(pinned, announcing::pinned(""));
+stratalloc_conformance::conformance_tests!(
+    pinned_powers_of_two,
+    announcing::pinned("pinned_rounding:power_of_two,pinned_max_cached_size_mb:2")
+);
 stratalloc_conformance::conformance_tests!(
     pytorch,
     configured("backend:native,compat:pytorch,max_split_size_mb:20,roundup_power2_divisions:4")
@@ -43,7 +49,7 @@ stratalloc_conformance::conformance_tests!(switched, |driver| {
 
 #[test]
 fn impossible_sizes_are_refused_before_any_driver_call() {
-    for backend in ["native", "cudaMallocAsync", "cpu"] {
+    for backend in ["native", "cudaMallocAsync", "cpu", "pinned"] {
         let own =
             configured(&format!("backend:{backend}"))(Arc::new(Sim::with_bytes(GIB))).unwrap();
         assert!(matches!(own.try_allocate(0, HOME), Err(AllocError::ZeroBytes)), "{backend}");

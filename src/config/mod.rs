@@ -40,8 +40,8 @@ pub use keys::{Key, KeyTable};
 pub use layers::{FaultSetting, LayerSetting};
 pub use rows::BUILT_IN;
 pub use settings::{
-    CpuSettings, HandleType, HistorySettings, PeersSetting, PinnedSettings, PluggableSettings,
-    Reserve, Settings,
+    CpuSettings, HandleType, HistorySettings, PeersSetting, PinnedNuma, PinnedRounding,
+    PinnedSettings, PluggableSettings, Reserve, Settings,
 };
 pub use user::UserKey;
 pub use versions::{Compat, Decisions, Ties, TorchVersion};

@@ -9,7 +9,7 @@ use super::bytes::{Size, whole};
 use super::error::{ConfigError, Span};
 use super::layers::layers;
 use super::parse::{Value, pairs, word};
-use super::settings::{CpuSettings, HandleType, PeersSetting, Reserve};
+use super::settings::{CpuSettings, HandleType, PeersSetting, PinnedNuma, PinnedRounding, Reserve};
 use super::token::Token;
 use super::versions::{COMPAT_VALUES, Compat};
 use crate::size::{EIB, GIB, MIB, RoundupDivisions};
@@ -25,6 +25,8 @@ const HANDLE_TYPES: [(&str, HandleType); 3] = [
 ];
 const PEERS_VALUES: [(&str, PeersSetting); 2] =
     [("auto", PeersSetting::Auto), ("none", PeersSetting::None)];
+const ROUNDINGS: [(&str, PinnedRounding); 2] =
+    [("exact", PinnedRounding::Exact), ("power_of_two", PinnedRounding::PowerOfTwo)];
 
 /// Parses and formats values of one kind.
 pub(super) struct Codec<T> {
@@ -84,6 +86,23 @@ pub(super) const NODE: Codec<Option<u32>> = Codec {
     range: "a node's number, or any",
     read: |value| value.node(),
     show: |node| or(node.map(|n| n.to_string()), "any"),
+};
+pub(super) const PINNED_ROUNDING: Codec<PinnedRounding> = Codec {
+    range: "exact or power_of_two",
+    read: |value| value.one_of(&ROUNDINGS),
+    show: |rounding| name_of(&ROUNDINGS, *rounding),
+};
+pub(super) const PINNED_NUMA: Codec<PinnedNuma> = Codec {
+    range: "a node's number, auto or any",
+    read: |value| match value.word()?.text {
+        "auto" => Ok(PinnedNuma::Auto),
+        _ => Ok(value.node()?.map_or(PinnedNuma::Any, PinnedNuma::Node)),
+    },
+    show: |numa| match numa {
+        PinnedNuma::Any => "any".to_owned(),
+        PinnedNuma::Auto => "auto".to_owned(),
+        PinnedNuma::Node(node) => node.to_string(),
+    },
 };
 pub(super) const THRESHOLD: Codec<Option<f64>> = Codec {
     range: "a number between 0 and 1",

@@ -13,7 +13,7 @@
 
 use super::keys::Key;
 use super::read::*;
-use super::settings::Settings;
+use super::settings::{PinnedNuma, PinnedRounding, Settings};
 use super::versions::{Compat, TorchVersion};
 use crate::size::RoundupDivisions;
 
@@ -53,7 +53,8 @@ const ASYNC: &[&str] = &["cudaMallocAsync"];
 const NATIVE_AND_ASYNC: &[&str] = &["native", "cudaMallocAsync"];
 const PLUGGABLE: &[&str] = &["pluggable"];
 const CPU: &[&str] = &["cpu"];
-const BUILT_IN_BACKENDS: &[&str] = &["native", "cudaMallocAsync", "pluggable", "cpu"];
+const PINNED: &[&str] = &["pinned"];
+const BUILT_IN_BACKENDS: &[&str] = &["native", "cudaMallocAsync", "pluggable", "cpu", "pinned"];
 
 impl Key {
     const fn since(self, minor: u8) -> Self {
@@ -84,8 +85,6 @@ impl Key {
         Self { idle, ..self }
     }
 }
-
-const UNUSED: Option<&str> = Some("parsed and checked; not yet acted on");
 
 keys! {
     backend => backend: BACKEND, ALL, since(1), fixed(), "which strategy allocates";
@@ -151,20 +150,33 @@ keys! {
         "out of memory lists the settings that would have served the recorded requests";
     peers => peers: PEERS, ALL,
         "whether PyTorch's allocators open their memory to each other's devices";
-    pinned_use_background_threads => pinned.use_background_threads: FLAG, ALL, idle(|_| UNUSED), since(6),
-        "events of pinned memory";
-    pinned_max_round_threshold_mb => pinned.max_round_threshold_bytes: MIB_AT_MOST, ALL, since(13),
-        idle(|_| UNUSED), "pinned requests above it stay as they are";
-    pinned_max_cached_size_mb => pinned.max_cached_bytes: MIB_AT_MOST, ALL, idle(|_| UNUSED), since(13),
-        "pinned blocks above it are not cached";
-    pinned_use_cuda_host_register => pinned.use_host_register: FLAG, ALL, idle(|_| UNUSED), since(2),
-        also(&["pinned_use_hip_host_register"]), "register host memory instead of allocating it";
-    pinned_num_register_threads => pinned.register_threads: THREADS, ALL, idle(|_| UNUSED), since(2),
-        "threads that touch pinned pages";
-    pinned_reserve_segment_size_mb => pinned.reserve_segment_bytes: ARENA, ALL, idle(|_| UNUSED), since(10),
-        "one pinned arena for small requests";
-    pinned_free_catch_all => pinned.free_catch_all: FLAG, ALL, idle(|_| UNUSED), since(12),
-        "ignore failures when pinned memory is freed";
+    pinned_use_background_threads => pinned.use_background_threads: FLAG, PINNED, fixed(), since(6),
+        "a thread queries the events that freed blocks wait for";
+    pinned_max_round_threshold_mb => pinned.max_round_threshold_bytes: MIB_AT_MOST, PINNED, since(13),
+        idle(|settings| {
+            (settings.pinned.rounding == PinnedRounding::Exact)
+                .then_some("acts with pinned_rounding:power_of_two only")
+        }),
+        "requests above it are not rounded to a power of two";
+    pinned_max_cached_size_mb => pinned.max_cached_bytes: MIB_AT_MOST, PINNED, since(13),
+        "blocks above it are released as soon as they are free";
+    pinned_use_cuda_host_register => pinned.use_host_register: FLAG, PINNED, fixed(), since(2),
+        also(&["pinned_use_hip_host_register"]), "register memory of the program instead of allocating it";
+    pinned_num_register_threads => pinned.register_threads: THREADS, PINNED, fixed(), since(2),
+        idle(|settings| {
+            let registers =
+                settings.pinned.use_host_register || settings.pinned.numa != PinnedNuma::Any;
+            (!registers).then_some("acts with pinned_use_cuda_host_register or pinned_numa only")
+        }),
+        "threads that touch the pages of new registered memory";
+    pinned_reserve_segment_size_mb => pinned.reserve_segment_bytes: ARENA, PINNED, fixed(), since(10),
+        "one segment allocated at the start, which serves requests first";
+    pinned_free_catch_all => pinned.free_catch_all: FLAG, PINNED, since(12),
+        "ignore failures when memory is released to the driver";
+    pinned_rounding => pinned.rounding: PINNED_ROUNDING, PINNED, "sizes of blocks";
+    pinned_numa => pinned.numa: PINNED_NUMA, PINNED, fixed(),
+        "where blocks lie; auto: on the node nearest to the device";
+    pinned_trim_age_s => pinned.trim_age: AGE, PINNED, "blocks free for longer are released to the driver";
     compat => compat: COMPAT, NATIVE_AND_ASYNC,
         "decisions where PyTorch's are defects or differ by version";
     library => pluggable.library: LIBRARY, PLUGGABLE, fixed(), "shared library with the functions below";

@@ -62,7 +62,7 @@ pub struct Settings {
     /// `peers`: whether devices get access to each other's memory. Only for allocators that PyTorch
     /// loads. Read when a device gets its allocator.
     pub peers: PeersSetting,
-    /// The `pinned_*` keys.
+    /// The keys of `backend:pinned`.
     pub pinned: PinnedSettings,
     /// `compat`: whether decisions follow PyTorch, and which version, where PyTorch's rules are defects
     /// or differ between versions.
@@ -276,23 +276,37 @@ impl Default for CpuSettings {
     }
 }
 
-/// The `pinned_*` keys: parsed and validated, but not used yet.
+/// The settings of `backend:pinned`.
+///
+/// Source of the keys that PyTorch has, and of their meanings: PyTorch's `PYTORCH_CUDA_ALLOC_CONF`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinnedSettings {
-    /// `pinned_use_background_threads`.
+    /// `pinned_use_background_threads`: whether a thread queries events. If not, requests do. Read once,
+    /// when an allocator is built.
     pub use_background_threads: bool,
-    /// `pinned_max_round_threshold_mb`. `None`: unlimited.
+    /// `pinned_max_round_threshold_mb`: larger requests are not rounded to a power of two. `None`:
+    /// unlimited.
     pub max_round_threshold_bytes: Option<u64>,
-    /// `pinned_max_cached_size_mb`. `None`: unlimited.
+    /// `pinned_max_cached_size_mb`: larger blocks are not cached, and not rounded to a power of two.
+    /// `None`: unlimited.
     pub max_cached_bytes: Option<u64>,
-    /// `pinned_use_cuda_host_register`.
+    /// `pinned_use_cuda_host_register`: whether memory is mapped and then registered with the driver. Read
+    /// once, when an allocator is built.
     pub use_host_register: bool,
-    /// `pinned_num_register_threads`: a power of two, at most 128.
+    /// `pinned_num_register_threads`: the threads that touch new pages before they are registered. A power
+    /// of two, at most 128. Read once, when an allocator is built.
     pub register_threads: u64,
-    /// `pinned_reserve_segment_size_mb`. `None`: off.
+    /// `pinned_reserve_segment_size_mb`: the size of the segment that is allocated when an allocator is
+    /// built. `None`: none.
     pub reserve_segment_bytes: Option<u64>,
-    /// `pinned_free_catch_all`.
+    /// `pinned_free_catch_all`: whether failures to release memory are ignored.
     pub free_catch_all: bool,
+    /// `pinned_rounding`: the sizes of blocks.
+    pub rounding: PinnedRounding,
+    /// `pinned_numa`: the NUMA node of the memory. Read once, when an allocator is built.
+    pub numa: PinnedNuma,
+    /// `pinned_trim_age_s`: the time for which free blocks stay cached. `None`: unlimited.
+    pub trim_age: Option<Duration>,
 }
 
 impl Default for PinnedSettings {
@@ -305,6 +319,31 @@ impl Default for PinnedSettings {
             register_threads: 1,
             reserve_segment_bytes: None,
             free_catch_all: false,
+            rounding: PinnedRounding::Exact,
+            numa: PinnedNuma::Any,
+            trim_age: None,
         }
     }
+}
+
+/// The sizes of the blocks of `backend:pinned`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PinnedRounding {
+    /// The requested size, rounded up to 512 bytes, or to 4 KiB from 1 MiB on.
+    #[default]
+    Exact,
+    /// The next power of two, as in PyTorch.
+    PowerOfTwo,
+}
+
+/// The NUMA node of the blocks of `backend:pinned`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PinnedNuma {
+    /// The driver chooses.
+    #[default]
+    Any,
+    /// The node nearest to the device. If it is unknown or cannot be chosen, the driver chooses.
+    Auto,
+    /// The node with this number.
+    Node(u32),
 }

@@ -9,7 +9,9 @@ use crate::error::{DriverError, DriverErrorKind};
 use crate::history::History;
 use crate::strategies::native::{Engine, EngineOptions};
 use crate::strategies::plugin::Callbacks;
-use crate::strategies::{CpuAllocator, MallocAsyncAllocator, PluggableAllocator, Strategy};
+use crate::strategies::{
+    CpuAllocator, MallocAsyncAllocator, PinnedAllocator, PluggableAllocator, Strategy,
+};
 
 /// A built-in strategy.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +45,7 @@ pub const BUILT_IN: &[Backend] = &[
     },
     row("pluggable", pluggable, "your own functions, from a shared library written for PyTorch"),
     row("cpu", cpu, "memory of the host, cached by exact size"),
+    row("pinned", pinned, "page-locked memory of the host, cached by size"),
 ];
 
 const fn row(
@@ -77,6 +80,10 @@ fn cpu(build: Build<'_>) -> Result<Strategy, BuildError> {
         return Err(DriverError::new(DriverErrorKind::NotSupported, "build", 0, message).into());
     }
     Ok(CpuAllocator::recording_in(info.device, build.settings, build.history)?.into())
+}
+
+fn pinned(build: Build<'_>) -> Result<Strategy, BuildError> {
+    Ok(PinnedAllocator::recording_in(build.driver, build.settings, build.history)?.into())
 }
 
 fn pluggable(build: Build<'_>) -> Result<Strategy, BuildError> {

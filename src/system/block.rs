@@ -170,6 +170,26 @@ impl SystemBlock {
         self.content = Content::Unknown;
     }
 
+    /// Writes to each page of 4 KiB, so that the system provides its memory now. Several `threads` share the
+    /// pages.
+    pub(crate) fn touch_pages(&mut self, threads: usize) {
+        const PAGE_BYTES: usize = 4096;
+        let bytes = self.bytes();
+        let touch = |part: &mut [MaybeUninit<u8>]| {
+            part.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = MaybeUninit::new(0));
+        };
+        let share = bytes.len().div_ceil(threads.max(1)).next_multiple_of(PAGE_BYTES);
+        if bytes.len() <= share {
+            return touch(bytes);
+        }
+        std::thread::scope(|scope| {
+            for part in bytes.chunks_mut(share) {
+                // Without a thread, the pages are touched at their first use.
+                let _ = std::thread::Builder::new().spawn_scoped(scope, move || touch(part));
+            }
+        });
+    }
+
     /// Fills all bytes. A zero fill of fresh pages touches nothing, because the system has zeroed them.
     pub fn fill(&mut self, fill: Fill) {
         let fresh = self.content == Content::Zeros;

@@ -84,6 +84,21 @@ impl SystemMemory {
     }
 }
 
+impl SystemMemory {
+    /// Allocates whole pages of the system that are not shared with other memory, whatever the size. Their
+    /// addresses are multiples of 4 KiB.
+    ///
+    /// # Errors
+    ///
+    /// As [`Source::take`].
+    pub(crate) fn map_pages(&self, size_bytes: u64) -> DriverResult<SystemBlock> {
+        #[cfg(target_os = "linux")]
+        return SystemBlock::map(size_bytes, 4096, self.options);
+        #[cfg(not(target_os = "linux"))]
+        SystemBlock::from_system(size_bytes.next_multiple_of(4096), 4096)
+    }
+}
+
 impl Source for SystemMemory {
     fn take(&self, size_bytes: u64, alignment_bytes: u64) -> DriverResult<SystemBlock> {
         #[cfg(target_os = "linux")]

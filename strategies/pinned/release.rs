@@ -1,0 +1,199 @@
+//! Releasing memory to the driver: blocks that are too large for the cache, blocks that have been free too
+//! long, the whole cache, and everything when the allocator is dropped.
+//!
+//! A block is removed from the bookkeeping first, because another thread may get its address as soon as the
+//! driver has freed it. If the driver fails, the block is added again.
+
+use std::time::Instant;
+
+use super::Core;
+use super::blocks::{Block, Origin};
+use crate::error::DriverError;
+use crate::history::{Action, Event};
+use crate::ids::{PoolId, StreamId};
+use crate::live_blocks::Live;
+
+/// The most blocks that one free or miss releases because of their age.
+const TRIM_STEP: usize = 4;
+
+impl Core {
+    /// Releases a block that has just become free if it is too large for the cache, and a few blocks that
+    /// have been free too long. A block that the driver fails to free stays cached.
+    pub(super) fn after_free(&self, address: u64) {
+        let most = self.settings.read().max_cached_bytes;
+        if let Some(most) = most {
+            let _ = self.evict(|blocks, may_release| {
+                blocks.evict(address, |at, bytes, _| bytes > most && may_release(at, bytes))
+            });
+        }
+        self.trim_step();
+    }
+
+    /// Releases a few blocks that have been free too long.
+    pub(super) fn trim_step(&self) {
+        for _ in 0..TRIM_STEP {
+            if !matches!(self.trim_one(), Ok(true)) {
+                return;
+            }
+        }
+    }
+
+    /// Releases all blocks that have been free too long.
+    pub(super) fn trim(&self) -> Result<(), DriverError> {
+        while self.trim_one()? {}
+        Ok(())
+    }
+
+    fn trim_one(&self) -> Result<bool, DriverError> {
+        let Some(age) = self.settings.read().trim_age else { return Ok(false) };
+        let age_ns = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+        let now_ns = self.now_ns();
+        self.evict(|blocks, may_release| {
+            blocks.evict_oldest(|at, bytes, freed_at_ns| {
+                freed_at_ns.saturating_add(age_ns) <= now_ns && may_release(at, bytes)
+            })
+        })
+    }
+
+    /// Releases all blocks that are free now. Blocks freed during the call may remain.
+    ///
+    /// # Errors
+    ///
+    /// The first [`DriverError`]. The blocks that could not be released stay cached.
+    pub(super) fn release_cached(&self) -> Result<(), DriverError> {
+        let mut done = Ok(());
+        let count = {
+            let mut blocks = self.blocks.lock();
+            blocks.reset_reserve();
+            blocks.counters.free_blocks
+        };
+        let mut failed = Vec::new();
+        for _ in 0..count {
+            let _releasing = self.releasing.read();
+            let removed =
+                self.blocks.lock().evict_oldest(|at, bytes, _| self.may_release(at, bytes));
+            let Some(block) = removed else { break };
+            if let Err((error, block)) = self.release(block) {
+                done = done.and(Err(error));
+                failed.push(block);
+            }
+        }
+        // Added only now, so that the loop does not try the same block again.
+        failed.into_iter().for_each(|block| self.put_back(block));
+        done
+    }
+
+    /// Empties the cache, and destroys the events that are not in use.
+    pub(super) fn empty(&self) -> Result<(), DriverError> {
+        let drained = self.drain();
+        let released = self.release_cached();
+        self.waiting.queue.destroy_spare(&*self.driver)?;
+        drained.and(released)
+    }
+
+    /// Waits until no memory is being released.
+    pub(super) fn wait_for_releases(&self) {
+        if !self.history.is_in_tracker() {
+            drop(self.releasing.write());
+        }
+    }
+
+    fn may_release(&self, address: u64, bytes: u64) -> bool {
+        self.history.may_release(address, bytes)
+    }
+
+    /// Removes a block by `choose`, which gets the function that decides whether a range may be released,
+    /// and releases it. Returns true if there was one.
+    fn evict(
+        &self,
+        choose: impl FnOnce(&mut super::Blocks, &dyn Fn(u64, u64) -> bool) -> Option<Live<Block>>,
+    ) -> Result<bool, DriverError> {
+        // Inside a tracker, the thread may already hold `releasing`.
+        if self.history.is_in_tracker() {
+            return Ok(false);
+        }
+        let _releasing = self.releasing.read();
+        let removed = choose(&mut self.blocks.lock(), &|at, bytes| self.may_release(at, bytes));
+        let Some(block) = removed else { return Ok(false) };
+        match self.release(block) {
+            Ok(()) => Ok(true),
+            Err((error, block)) => {
+                self.put_back(block);
+                Err(error)
+            }
+        }
+    }
+
+    fn put_back(&self, block: Live<Block>) {
+        self.announce(Action::SegmentAlloc, block.address, block.bytes, block.stream);
+        self.blocks.lock().put_back(block);
+    }
+
+    /// Releases a block that was removed. Returns the block if the driver fails.
+    fn release(&self, block: Live<Block>) -> Result<(), (DriverError, Live<Block>)> {
+        let Live { address, ref value, .. } = block;
+        let Block { bytes, stream, .. } = *value;
+        match self.release_memory(address, bytes, stream, &value.origin) {
+            Ok(()) => Ok(()),
+            Err(_) if self.settings.read().free_catch_all => {
+                self.blocks.lock().times.ignored();
+                self.released(bytes);
+                // Pages that may still be registered must stay mapped.
+                std::mem::forget(block.value.origin);
+                Ok(())
+            }
+            Err(error) => Err((error, block)),
+        }
+    }
+
+    fn release_memory(
+        &self,
+        address: u64,
+        bytes: u64,
+        stream: StreamId,
+        origin: &Origin,
+    ) -> Result<(), DriverError> {
+        self.announce(Action::SegmentFree, address, bytes, stream);
+        // The time is taken before the driver frees the address: see `History::moment`.
+        let moment = self.history.moment();
+        let start = Instant::now();
+        self.source.release(address, bytes, origin)?;
+        self.blocks.lock().times.freed(start.elapsed());
+        self.released(bytes);
+        if let Some(moment) = moment {
+            let (action, pool) = (Action::SegmentFree, PoolId::DEFAULT);
+            let event = Event { action, address, size_bytes: bytes, stream, pool };
+            self.history.push(0, moment, event);
+        }
+        Ok(())
+    }
+
+    /// Ends the accounting of memory that was released.
+    fn released(&self, bytes: u64) {
+        self.blocks.lock().uncount_segment(bytes);
+        drop(self.limit.kept(bytes));
+    }
+
+    /// Waits for the streams that use freed blocks, then releases the memory of all blocks, even live ones.
+    /// Memory that the driver fails to free leaks, because a drop cannot report it.
+    pub(super) fn release_everything(&self) {
+        let _ = self.drain();
+        let (all, reserve) = {
+            let mut blocks = self.blocks.lock();
+            (blocks.take_all(), blocks.reserve.take())
+        };
+        for block in all {
+            if let Err((_, block)) = self.release(block) {
+                std::mem::forget(block.value.origin);
+            }
+        }
+        if let Some(reserve) = reserve {
+            let (address, bytes) = (reserve.address, reserve.bytes);
+            let stream = StreamId::DEFAULT;
+            if self.release_memory(address, bytes, stream, &reserve.origin).is_err() {
+                std::mem::forget(reserve.origin);
+            }
+        }
+        self.waiting.queue.destroy(&*self.driver);
+    }
+}
