@@ -55,6 +55,37 @@ class CacheInfo(Structure):
     ]
 
 
+class HostCounter(Structure):
+    _fields_ = [
+        ("current", c_int64),
+        ("peak", c_int64),
+        ("allocated", c_int64),
+        ("freed", c_int64),
+    ]
+
+
+class HostTimes(Structure):
+    _fields_ = [
+        ("total", c_int64),
+        ("max", c_int64),
+        ("min", c_int64),
+        ("count", c_int64),
+    ]
+
+
+class HostStatistics(Structure):
+    _fields_ = [
+        ("driver_allocations", c_int64),
+        ("driver_frees", c_int64),
+        ("blocks", HostCounter),
+        ("reserved_bytes", HostCounter),
+        ("live_blocks", HostCounter),
+        ("live_bytes", HostCounter),
+        ("allocate_time", HostTimes),
+        ("free_time", HostTimes),
+    ]
+
+
 class Pool(Structure):
     _fields_ = [
         ("capture", c_uint64),
@@ -280,6 +311,7 @@ CALLS = {
     "stratalloc_record_free": (c_int, [c_uint64, c_void_p]),
     "stratalloc_set_caching": (c_int, [c_uint64, c_int]),
     "stratalloc_caching": (c_int, [c_uint64, POINTER(c_int)]),
+    "stratalloc_host_statistics": (c_int, [c_uint64, POINTER(HostStatistics)]),
     "stratalloc_text_write": (c_int, [c_uint64, c_uint32, c_char_p, c_size_t, POINTER(c_size_t)]),
     "stratalloc_pool_create": (c_int, [c_uint64, c_uint32, POINTER(Pool)]),
     "stratalloc_pool_ensure": (c_int, [c_uint64, Pool, c_uint32, POINTER(SegmentSource)]),

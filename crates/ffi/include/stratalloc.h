@@ -140,6 +140,50 @@ typedef struct {
   uint64_t free_blocks;
 } stratalloc_cache_info_t;
 
+// A counter of host memory.
+typedef struct {
+  // The current value.
+  int64_t current;
+  // The highest value since the start or the last reset of peaks.
+  int64_t peak;
+  // The sum of all increases since the start or the last reset of accumulated counters.
+  int64_t allocated;
+  // The sum of all decreases since the start or the last reset of accumulated counters.
+  int64_t freed;
+} stratalloc_host_counter;
+
+// The times of the driver's calls of one kind, in microseconds.
+typedef struct {
+  // The sum since the start or the last reset of accumulated counters.
+  int64_t total;
+  // The longest time since the start or the last reset of peaks.
+  int64_t max;
+  // The shortest time since the start or the last reset of peaks; 0 if there was none.
+  int64_t min;
+  // The number of calls since the start or the last reset of accumulated counters.
+  int64_t count;
+} stratalloc_host_times;
+
+// The counters of `backend:pinned`.
+typedef struct {
+  // Allocations from the driver.
+  int64_t driver_allocations;
+  // Allocations that were released to the driver.
+  int64_t driver_frees;
+  // Blocks that were allocated from the driver: live, waiting or free.
+  stratalloc_host_counter blocks;
+  // The bytes of these blocks.
+  stratalloc_host_counter reserved_bytes;
+  // Live blocks.
+  stratalloc_host_counter live_blocks;
+  // The bytes of live blocks, after rounding.
+  stratalloc_host_counter live_bytes;
+  // The times of allocations from the driver.
+  stratalloc_host_times allocate_time;
+  // The times of releases to the driver.
+  stratalloc_host_times free_time;
+} stratalloc_host_statistics_t;
+
 // The id of a pool, as PyTorch's `MempoolId_t`: two numbers, both 0 for the default pool.
 typedef struct {
   // The number of a graph capture's pool, or 0.
@@ -675,6 +719,14 @@ stratalloc_status stratalloc_set_caching(uint64_t handle,
 //
 // `on` may be written.
 stratalloc_status stratalloc_caching(uint64_t handle, int *on);
+
+// Stores the counters of an allocator of page-locked host memory. Only `backend:pinned` has them.
+//
+// # Safety
+//
+// `statistics` may be written.
+stratalloc_status stratalloc_host_statistics(uint64_t handle,
+                                             stratalloc_host_statistics_t *statistics);
 
 // Writes a text about `of`. `kind` is a value of `stratalloc_text`. `needed`, unless null, is set to
 // the number of bytes that the text needs, including the terminating zero. If `size` is 0, only

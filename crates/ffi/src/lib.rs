@@ -2,7 +2,7 @@
 //! loads.
 //!
 //! Both use `Instance`, which identifies blocks by address. The functions of the C interface take a
-//! handle of an allocator. They are in `calls`, `figures`, `text`, `pools`, `checkpoints`, `tags`,
+//! handle of an allocator. They are in `calls`, `figures`, `host`, `text`, `pools`, `checkpoints`, `tags`,
 //! `sharing`, `dlpack`, `history`, `hooks` and `snapshots`. The functions for PyTorch are in `torch`, and
 //! those for other libraries in `libraries`. Most of them take a device ordinal instead of a handle.
 //!
@@ -27,6 +27,7 @@ mod gate;
 mod guard;
 mod history;
 mod hooks;
+mod host;
 mod instance;
 mod libraries;
 mod messages;
@@ -48,6 +49,7 @@ pub use figures::*;
 pub use guard::Status;
 pub use history::*;
 pub use hooks::*;
+pub use host::*;
 pub use libraries::*;
 pub use pools::*;
 pub use sharing::*;

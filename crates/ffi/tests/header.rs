@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files that export functions or types, in the header's order. Cbindgen also reads their submodules.
-const SOURCES: &str = "guard.rs user_data.rs table.rs calls.rs figures.rs text.rs pools.rs checkpoints.rs tags.rs \
-                       sharing.rs dlpack.rs history.rs snapshots.rs hooks.rs torch/mod.rs libraries.rs";
+const SOURCES: &str = "guard.rs user_data.rs table.rs calls.rs figures.rs host.rs text.rs pools.rs checkpoints.rs \
+                       tags.rs sharing.rs dlpack.rs history.rs snapshots.rs hooks.rs torch/mod.rs libraries.rs";
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
