@@ -29,6 +29,7 @@ mod keys;
 mod layers;
 mod malloc_async;
 mod per_thread;
+mod pinned;
 mod pluggable;
 mod pool_histories;
 mod private_pools;

@@ -6,6 +6,7 @@ use quickcheck::{Arbitrary, Gen};
 use super::*;
 use crate::size::{GIB, MIB};
 
+mod pinned;
 mod versions;
 
 fn parse(text: &str) -> Result<Config, ConfigError> {
@@ -317,7 +318,7 @@ fn a_value_set_by_code_is_distinguished_from_the_default() {
 /// For each backend, checks which keys need another allocator when their values change.
 #[test]
 fn keys_that_are_read_once_take_another_allocator() {
-    let all = ["native", "cudaMallocAsync", "pluggable", "cpu", "mine"];
+    let all = ["native", "cudaMallocAsync", "pluggable", "cpu", "pinned", "mine"];
     for (given, backends) in [
         ("layers:[track]", &all[..]),
         ("layers:[limit:8GiB]", &all[..]),
@@ -326,6 +327,9 @@ fn keys_that_are_read_once_take_another_allocator() {
         ("cpu_huge_pages:True", &["cpu", "mine"]),
         ("cpu_numa_node:0", &["cpu", "mine"]),
         ("cpu_zero_fill:True", &[]),
+        ("pinned_numa:auto", &["pinned", "mine"]),
+        ("pinned_use_background_threads:True", &["pinned", "mine"]),
+        ("pinned_max_cached_size_mb:3,pinned_rounding:power_of_two,pinned_trim_age_s:1", &[]),
         ("max_split_size_mb:64,expandable_segments:True,compat:pytorch", &[]),
         ("per_process_memory_fraction:0.5", &[]),
     ] {
@@ -505,7 +509,7 @@ fn settings_without_effect_are_noted() {
     let rows = config.unwrap().explain();
     let note = |key: &str| rows.iter().find(|row| row.key == key).unwrap().note.clone();
     assert!(note("max_non_split_rounding_mb").contains("max_split_size_mb only"));
-    assert!(note("pinned_num_register_threads").contains("not yet acted on"));
+    assert!(note("pinned_num_register_threads").contains("backend:pinned only"));
     assert!(note("garbage_collection_threshold").contains("memory limit"));
     assert!(note("expandable_segments_reserve").contains("expandable_segments:True only"));
     assert_eq!(rows.len(), BUILT_IN.len());
@@ -530,15 +534,17 @@ fn oversize_rules_have_no_effect_in_expandable_segments_unless_pytorchs_letter_c
 #[test]
 fn explanations_name_the_backends_of_each_key() {
     let given = "graph_capture_record_stream_reuse:True,per_process_memory_fraction:0.5,compat:pytorch,\
-                malloc_async_own_pool:True,cpu_zero_fill:True,roundup_power2_divisions:4";
-    let all = ["native", "cudaMallocAsync", "pluggable", "cpu", "mine"];
+                malloc_async_own_pool:True,cpu_zero_fill:True,roundup_power2_divisions:4,\
+                pinned_free_catch_all:True";
+    let all = ["native", "cudaMallocAsync", "pluggable", "cpu", "pinned", "mine"];
     for (key, backends) in [
         ("graph_capture_record_stream_reuse", &all[..1]),
         ("roundup_power2_divisions", &all[..1]),
         ("compat", &all[..2]),
         ("malloc_async_own_pool", &all[1..2]),
         ("cpu_zero_fill", &all[3..4]),
-        ("per_process_memory_fraction", &all[..4]),
+        ("pinned_free_catch_all", &all[4..5]),
+        ("per_process_memory_fraction", &all[..5]),
     ] {
         for backend in all {
             let config = Config::parse(&format!("backend:{backend},{given}"), &KeyTable::default());

@@ -70,6 +70,15 @@ impl Block {
     }
 }
 
+/// A free block that can be released.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Idle {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    /// The time when the block became free, in nanoseconds of the allocator's clock.
+    pub(super) freed_at_ns: u64,
+}
+
 /// An allocated block, as its caller gets it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Served {
@@ -196,36 +205,36 @@ impl Blocks {
         self.counters.free_blocks -= 1;
     }
 
-    /// Removes the block that has been free longest, if `should_evict` returns true for its address, its
-    /// size and the time when it was freed.
-    pub(super) fn evict_oldest(
-        &mut self,
-        should_evict: impl FnOnce(u64, u64, u64) -> bool,
-    ) -> Option<Live<Block>> {
-        let (_, &address) = self.by_age.first_key_value()?;
-        self.evict(address, should_evict)
+    /// Returns the block that has been free longest, among those that can be released.
+    pub(super) fn oldest(&self) -> Option<Idle> {
+        self.by_age.first_key_value().and_then(|(_, address)| self.idle_at(*address))
     }
 
-    /// Removes the free block at an address, if it can be released and `should_evict` returns true as in
-    /// [`evict_oldest`](Self::evict_oldest).
-    pub(super) fn evict(
-        &mut self,
-        address: u64,
-        should_evict: impl FnOnce(u64, u64, u64) -> bool,
-    ) -> Option<Live<Block>> {
+    /// Returns the free block at an address, if it can be released.
+    pub(super) fn idle_at(&self, address: u64) -> Option<Idle> {
         let block = self.table.get(address)?;
-        let State::Idle { freed_at_ns, .. } = block.state else { return None };
-        let is_own = !matches!(block.origin, Origin::Reserve);
-        if !is_own || !should_evict(address, block.bytes, freed_at_ns) {
-            return None;
+        match (block.state, &block.origin) {
+            (State::Idle { .. }, Origin::Reserve) => None,
+            (State::Idle { freed_at_ns, .. }, _) => {
+                Some(Idle { address, bytes: block.bytes, freed_at_ns })
+            }
+            _ => None,
         }
-        self.unlist(address);
-        self.table.take_if(address, |_| true)
     }
 
-    /// Adds a removed block again, because it could not be released.
-    pub(super) fn put_back(&mut self, block: Live<Block>) {
+    /// Removes a free block.
+    pub(super) fn remove(&mut self, idle: Idle) -> Option<Live<Block>> {
+        self.unlist(idle.address);
+        self.table.take_if(idle.address, |_| true)
+    }
+
+    /// Adds a removed block again, because it could not be released, as the one that was freed last.
+    pub(super) fn put_back(&mut self, mut block: Live<Block>) {
         let address = block.address;
+        if let State::Idle { number, .. } = &mut block.value.state {
+            self.last_number += 1;
+            *number = self.last_number;
+        }
         self.table.put_back(block);
         self.list(address);
     }

@@ -44,7 +44,9 @@ use parking_lot::{Mutex, RwLock};
 use crate::allocator::{Allocation, Hooks, Request, Token};
 use crate::config::{PinnedRounding, PinnedSettings, Settings};
 use crate::driver::{DeviceInfo, Driver};
-use crate::error::{AddressFault, AllocError, AllocResult, DriverError, HandleError};
+use crate::error::{
+    AddressFault, AllocError, AllocResult, DriverError, DriverErrorKind, HandleError,
+};
 use crate::history::{Action, Event, History};
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::limit::Limit;
@@ -169,8 +171,12 @@ impl Core {
 
     fn allocate_reserve(&self, bytes: u64) -> Result<(), DriverError> {
         let bytes = align_up(bytes, PAGE_BYTES);
+        let charge = self.limit.charge(bytes).ok_or_else(|| {
+            let message = format!("the limit forbids a reserved segment of {bytes} bytes");
+            DriverError::new(DriverErrorKind::OutOfMemory, "build", 0, message)
+        })?;
         let (address, origin) = self.take_timed(bytes)?;
-        self.limit.charge(bytes).map(crate::limit::Charge::keep);
+        charge.keep();
         self.announce(Action::SegmentAlloc, address, bytes, StreamId::DEFAULT);
         let mut blocks = self.blocks.lock();
         blocks.count_segment(bytes);

@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use super::Core;
-use super::blocks::{Block, Origin};
+use super::blocks::{Block, Blocks, Idle, Origin};
 use crate::error::DriverError;
 use crate::history::{Action, Event};
 use crate::ids::{PoolId, StreamId};
@@ -22,9 +22,8 @@ impl Core {
     pub(super) fn after_free(&self, address: u64) {
         let most = self.settings.read().max_cached_bytes;
         if let Some(most) = most {
-            let _ = self.evict(|blocks, may_release| {
-                blocks.evict(address, |at, bytes, _| bytes > most && may_release(at, bytes))
-            });
+            let too_large = |idle: &Idle| idle.bytes > most;
+            let _ = self.release_one(|blocks| blocks.idle_at(address).filter(too_large));
         }
         self.trim_step();
     }
@@ -48,11 +47,8 @@ impl Core {
         let Some(age) = self.settings.read().trim_age else { return Ok(false) };
         let age_ns = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
         let now_ns = self.now_ns();
-        self.evict(|blocks, may_release| {
-            blocks.evict_oldest(|at, bytes, freed_at_ns| {
-                freed_at_ns.saturating_add(age_ns) <= now_ns && may_release(at, bytes)
-            })
-        })
+        let is_old = |idle: &Idle| idle.freed_at_ns.saturating_add(age_ns) <= now_ns;
+        self.release_one(|blocks| blocks.oldest().filter(is_old))
     }
 
     /// Releases all blocks that are free now. Blocks freed during the call may remain.
@@ -61,25 +57,19 @@ impl Core {
     ///
     /// The first [`DriverError`]. The blocks that could not be released stay cached.
     pub(super) fn release_cached(&self) -> Result<(), DriverError> {
-        let mut done = Ok(());
         let count = {
             let mut blocks = self.blocks.lock();
             blocks.reset_reserve();
             blocks.counters.free_blocks
         };
-        let mut failed = Vec::new();
+        let mut done = Ok(());
         for _ in 0..count {
-            let _releasing = self.releasing.read();
-            let removed =
-                self.blocks.lock().evict_oldest(|at, bytes, _| self.may_release(at, bytes));
-            let Some(block) = removed else { break };
-            if let Err((error, block)) = self.release(block) {
-                done = done.and(Err(error));
-                failed.push(block);
+            match self.release_one(Blocks::oldest) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => done = done.and(Err(error)),
             }
         }
-        // Added only now, so that the loop does not try the same block again.
-        failed.into_iter().for_each(|block| self.put_back(block));
         done
     }
 
@@ -98,35 +88,28 @@ impl Core {
         }
     }
 
-    fn may_release(&self, address: u64, bytes: u64) -> bool {
-        self.history.may_release(address, bytes)
-    }
-
-    /// Removes a block by `choose`, which gets the function that decides whether a range may be released,
-    /// and releases it. Returns true if there was one.
-    fn evict(
+    /// Releases the block that `choose` returns. Returns false if there is none, or if it may not be
+    /// released now.
+    fn release_one(
         &self,
-        choose: impl FnOnce(&mut super::Blocks, &dyn Fn(u64, u64) -> bool) -> Option<Live<Block>>,
+        choose: impl FnOnce(&Blocks) -> Option<Idle>,
     ) -> Result<bool, DriverError> {
         // Inside a tracker, the thread may already hold `releasing`.
         if self.history.is_in_tracker() {
             return Ok(false);
         }
         let _releasing = self.releasing.read();
-        let removed = choose(&mut self.blocks.lock(), &|at, bytes| self.may_release(at, bytes));
+        let removed = {
+            let mut blocks = self.blocks.lock();
+            let may = |idle: &Idle| self.history.may_release(idle.address, idle.bytes);
+            choose(&blocks).filter(may).and_then(|idle| blocks.remove(idle))
+        };
         let Some(block) = removed else { return Ok(false) };
-        match self.release(block) {
-            Ok(()) => Ok(true),
-            Err((error, block)) => {
-                self.put_back(block);
-                Err(error)
-            }
-        }
-    }
-
-    fn put_back(&self, block: Live<Block>) {
-        self.announce(Action::SegmentAlloc, block.address, block.bytes, block.stream);
-        self.blocks.lock().put_back(block);
+        self.release(block).map(|()| true).map_err(|(error, block)| {
+            self.announce(Action::SegmentAlloc, block.address, block.bytes, block.stream);
+            self.blocks.lock().put_back(block);
+            error
+        })
     }
 
     /// Releases a block that was removed. Returns the block if the driver fails.

@@ -142,8 +142,8 @@ fn bad_and_taken_keys_are_refused_with_their_prefix() {
         let error = with("keyed", bad).unwrap_err();
         assert!(error.to_string().contains("beginning with keyed_"), "{error}");
     }
-    let error = with("pinned", "pinned_free_catch_all").unwrap_err();
-    let (name, key) = ("pinned".to_owned(), "pinned_free_catch_all".to_owned());
+    let error = with("malloc_async", "malloc_async_own_pool").unwrap_err();
+    let (name, key) = ("malloc_async".to_owned(), "malloc_async_own_pool".to_owned());
     assert_eq!(error, RegisterError::KeyTaken { name, key });
     assert!(!registry::names().contains(&"keyed".to_owned()), "nothing has changed");
     with("keyed-up", "keyed_up_size").unwrap();
