@@ -1,6 +1,7 @@
 //! The strategies on a real device: bytes, streams, graphs, processes. Without a CUDA device each test
 //! prints `skipped: no CUDA device` and ends. A device of 8 GiB suffices.
 mod malloc_async;
+mod pinned;
 mod sleep;
 mod two;
 

@@ -10,7 +10,7 @@ use stratalloc::strategies::PinnedAllocator;
 use crate::common::prelude::*;
 
 /// Returns an allocator over `driver` with further keys.
-fn pinned_over(driver: Arc<dyn Driver>, keys: &str) -> PinnedAllocator {
+pub(crate) fn pinned_over(driver: Arc<dyn Driver>, keys: &str) -> PinnedAllocator {
     let config = config(&format!("backend:pinned,{keys}"));
     PinnedAllocator::new(driver, config.settings()).expect("the device has host memory")
 }
@@ -25,6 +25,16 @@ fn device(host_bytes: u64) -> Arc<Sim> {
 fn pinned(keys: &str) -> (Arc<Sim>, PinnedAllocator) {
     let sim = device(1 << 40);
     (Arc::clone(&sim), pinned_over(sim, keys))
+}
+
+/// Returns the system's line about the mapping that contains an address, with its policy and the pages on
+/// each node. `None` if the system has no such lines.
+#[cfg(target_os = "linux")]
+pub(crate) fn pages_at(address: u64) -> Option<String> {
+    let text = fs::read_to_string("/proc/self/numa_maps").ok()?;
+    let start = |line: &str| u64::from_str_radix(line.split(' ').next().unwrap_or(""), 16).ok();
+    let mut below = text.lines().filter(|line| start(line).is_some_and(|start| start <= address));
+    below.next_back().map(str::to_owned)
 }
 
 fn reserved(own: &PinnedAllocator) -> u64 {

@@ -219,7 +219,8 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError>;
 
     /// Frees a block. Work submitted to the block's own stream may still be running. Work on other
-    /// streams must have been announced (see [`CrossStream`]).
+    /// streams must have been announced (see [`CrossStream`]). With `backend:pinned` work on the block's
+    /// own stream must have been announced too.
     ///
     /// Does not wait for running work, with these exceptions:
     ///

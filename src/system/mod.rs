@@ -1,4 +1,5 @@
-//! Host memory directly from the system: what `backend:cpu` caches, and what tags keep contents in.
+//! Host memory directly from the system: what `backend:cpu` caches, what `backend:pinned` registers, and what
+//! tags keep contents in.
 //!
 //! A [`SystemBlock`] owns its bytes and releases them when it is dropped. So memory is held exactly as
 //! long as its block, and bookkeeping errors cannot release it twice. Safe code can access the bytes

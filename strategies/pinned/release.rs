@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::Core;
 use super::blocks::{Block, Blocks, Idle, Origin};
+use super::reserve::Reserve;
 use crate::error::DriverError;
 use crate::history::{Action, Event};
 use crate::ids::{PoolId, StreamId};
@@ -104,28 +105,25 @@ impl Core {
             let may = |idle: &Idle| self.history.may_release(idle.address, idle.bytes);
             choose(&blocks).filter(may).and_then(|idle| blocks.remove(idle))
         };
-        let Some(block) = removed else { return Ok(false) };
-        self.release(block).map(|()| true).map_err(|(error, block)| {
-            self.announce(Action::SegmentAlloc, block.address, block.bytes, block.stream);
-            self.blocks.lock().put_back(block);
-            error
-        })
+        removed.map_or(Ok(false), |block| self.release(block).map(|()| true))
     }
 
-    /// Releases a block that was removed. Returns the block if the driver fails.
-    fn release(&self, block: Live<Block>) -> Result<(), (DriverError, Live<Block>)> {
-        let Live { address, ref value, .. } = block;
-        let Block { bytes, stream, .. } = *value;
-        match self.release_memory(address, bytes, stream, &value.origin) {
+    /// Releases a block that was removed. If the driver fails, the block is free again.
+    fn release(&self, block: Live<Block>) -> Result<(), DriverError> {
+        let Live { address, value: Block { bytes, stream, ref origin, .. }, .. } = block;
+        match self.release_memory(address, bytes, stream, origin) {
             Ok(()) => Ok(()),
             Err(_) if self.settings.read().free_catch_all => {
                 self.blocks.lock().times.ignored();
                 self.released(bytes);
-                // Pages that may still be registered must stay mapped.
-                std::mem::forget(block.value.origin);
+                keep_pages(block.value.origin);
                 Ok(())
             }
-            Err(error) => Err((error, block)),
+            Err(error) => {
+                self.announce(Action::SegmentAlloc, address, bytes, stream);
+                self.blocks.lock().put_back(block);
+                Err(error)
+            }
         }
     }
 
@@ -165,18 +163,21 @@ impl Core {
             let mut blocks = self.blocks.lock();
             (blocks.take_all(), blocks.reserve.take())
         };
-        for block in all {
-            if let Err((_, block)) = self.release(block) {
-                std::mem::forget(block.value.origin);
+        for Live { address, value: Block { bytes, stream, origin, .. }, .. } in all {
+            if self.release_memory(address, bytes, stream, &origin).is_err() {
+                keep_pages(origin);
             }
         }
-        if let Some(reserve) = reserve {
-            let (address, bytes) = (reserve.address, reserve.bytes);
-            let stream = StreamId::DEFAULT;
-            if self.release_memory(address, bytes, stream, &reserve.origin).is_err() {
-                std::mem::forget(reserve.origin);
-            }
+        if let Some(Reserve { address, bytes, origin, .. }) = reserve
+            && self.release_memory(address, bytes, StreamId::DEFAULT, &origin).is_err()
+        {
+            keep_pages(origin);
         }
         self.waiting.queue.destroy(&*self.driver);
     }
+}
+
+/// Leaves pages mapped that the driver could not unregister, because the device may still access them.
+fn keep_pages(origin: Origin) {
+    std::mem::forget(origin);
 }

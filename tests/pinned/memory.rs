@@ -134,6 +134,22 @@ fn a_node_is_chosen_only_if_it_is_known_and_can_be_chosen() {
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn pages_lie_on_the_chosen_node_before_the_program_touches_them() {
+    let settings = config("backend:pinned,pinned_numa:0,pinned_num_register_threads:4");
+    let own = match PinnedAllocator::new(near(None), settings.settings()) {
+        Ok(own) => own,
+        Err(error) => return eprintln!("skipped: {error}"),
+    };
+    let block = own.take(8 * MIB);
+    let Some(pages) = pages_at(block.address()) else { return eprintln!("skipped: no numa_maps") };
+    assert!(pages.contains("prefer:0"), "{pages}");
+    let on_node = pages.split(' ').find_map(|part| part.strip_prefix("N0="));
+    let count: u64 = on_node.expect("pages are on the node").parse().expect("it is a number");
+    assert!(count >= 8 * MIB / 4096 || pages.contains("kernelpagesize_kB=2048"), "{pages}");
+}
+
 #[test]
 fn a_block_that_the_driver_fails_to_free_stays_cached_unless_failures_are_ignored() {
     for ignores in [false, true] {

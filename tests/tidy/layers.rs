@@ -26,7 +26,7 @@ const LAYERS: [Layer; 25] = [
     Layer { also: &["allocator"], ..layer("error") },
     Layer { never: &["error"], ..layer("config") },
     Layer { never: &["config"], ..layer("driver") },
-    // Host memory from the system, in which tags and `backend:cpu` keep bytes.
+    // Host memory from the system, for tags, `backend:cpu` and `backend:pinned`.
     Layer { never: &["config"], ..layer("system") },
     // The layer only transfers bytes and descriptors between processes, whatever they mean.
     Layer { never: &["config", "driver", "system"], ..layer("sharing") },
