@@ -84,7 +84,6 @@ pub(super) struct Idle {
 pub(super) struct Served {
     pub(super) address: u64,
     pub(super) serial: u64,
-    pub(super) bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -121,7 +120,7 @@ impl Blocks {
         let bytes = block.bytes;
         self.counters.hits += 1;
         self.count_live(bytes, requested_bytes);
-        Some(Served { address, serial, bytes })
+        Some(Served { address, serial })
     }
 
     /// Adds a new live block. Returns `None` and changes nothing if a block is at this address.
@@ -136,7 +135,7 @@ impl Blocks {
         let (serial, _) = self.table.enter(address, block);
         self.counters.misses += 1;
         self.count_live(bytes, requested_bytes);
-        Some(Served { address, serial, bytes })
+        Some(Served { address, serial })
     }
 
     /// Returns the live block with this name.

@@ -255,7 +255,7 @@ impl Core {
                 blocks.enter(address, new_block(request, sizes.least_bytes, Origin::Reserve))?
             }
         };
-        self.record(Action::Alloc, served.address, served.bytes, stream);
+        self.record(Action::Alloc, served.address, bytes, stream);
         Some(self.allocation(served, request))
     }
 
@@ -277,7 +277,7 @@ impl Core {
         };
         charge.keep();
         self.record(Action::SegmentAlloc, address, bytes, stream);
-        self.record(Action::Alloc, address, bytes, stream);
+        self.record(Action::Alloc, address, request.bytes, stream);
         Ok(Ok(self.allocation(served, request)))
     }
 
@@ -295,7 +295,7 @@ impl Core {
         let address = name.address;
         let mut blocks = self.blocks.lock();
         let block = blocks.live(name)?;
-        let (bytes, requested_bytes, stream) = (block.bytes, block.requested_bytes, block.stream);
+        let (requested_bytes, stream) = (block.requested_bytes, block.stream);
         if !block.uses.is_empty() {
             block.state = State::Freeing;
             let (uses, in_graph) = (block.uses.clone(), block.in_graph);
@@ -305,8 +305,8 @@ impl Core {
         }
         let now_ns = self.now_ns();
         blocks.make_idle(address, now_ns);
-        self.record(Action::FreeRequested, address, bytes, stream);
-        self.record(Action::FreeCompleted, address, bytes, stream);
+        self.record(Action::FreeRequested, address, requested_bytes, stream);
+        self.record(Action::FreeCompleted, address, requested_bytes, stream);
         drop(blocks);
         self.after_free(address);
         Ok(requested_bytes)

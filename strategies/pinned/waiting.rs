@@ -25,6 +25,9 @@ pub(super) struct Waiting {
     pub(super) queue: EventQueue<u64>,
     /// Blocks that wait for the end of a capture, with their streams.
     captured: Mutex<Vec<(u64, Uses)>>,
+    /// Held while waiting for events, so that a second thread that drains returns only after the first has
+    /// freed the blocks.
+    draining: Mutex<()>,
     /// Whether the background thread must end.
     pub(super) is_over: Mutex<bool>,
     /// Signalled when a block begins to wait, and when the background thread must end.
@@ -79,7 +82,7 @@ impl Core {
         };
         blocks.drain(address, state);
         let block = blocks.at(address).expect("it is being freed");
-        self.record(Action::FreeRequested, address, block.bytes, block.stream);
+        self.record(Action::FreeRequested, address, block.requested_bytes, block.stream);
         drop(blocks);
         if state == State::InGraph {
             return Ok(());
@@ -112,34 +115,39 @@ impl Core {
     fn wait_for_events(&self, address: u64, recorded: &Recorded) {
         if recorded.is_empty() {
             // All streams were destroyed, and their work was waited for.
-            return self.drained(address);
+            self.drained(address);
+            return self.after_free(address);
         }
         self.waiting.queue.push(&*self.driver, recorded, address);
     }
 
-    /// Makes a block free whose events have passed.
+    /// Makes a draining block free. The caller calls `after_free` once it holds no lock.
     fn drained(&self, address: u64) {
         let now_ns = self.now_ns();
         let mut blocks = self.blocks.lock();
         let Some(block) = blocks.at(address) else { return };
-        let (bytes, stream) = (block.bytes, block.stream);
+        let (requested_bytes, stream) = (block.requested_bytes, block.stream);
         blocks.make_idle(address, now_ns);
-        self.record(Action::FreeCompleted, address, bytes, stream);
+        self.record(Action::FreeCompleted, address, requested_bytes, stream);
         drop(blocks);
         self.waiting.count.fetch_sub(1, Ordering::Relaxed);
-        self.after_free(address);
+    }
+
+    /// Handles one completed event of a draining block. Adds the block to `freed` if it was the last.
+    fn event_passed(&self, address: u64, freed: &mut Vec<u64>) {
+        if self.blocks.lock().event_passed(address) {
+            self.drained(address);
+            freed.push(address);
+        }
     }
 
     /// Makes the blocks free whose events have passed. Does not wait for work of the device.
     pub(super) fn poll(&self) -> Result<(), DriverError> {
         let recorded = self.record_after_captures();
-        let mut passed = Vec::new();
-        let polled = self.waiting.queue.poll(&*self.driver, |address| {
-            if self.blocks.lock().event_passed(address) {
-                passed.push(address);
-            }
-        });
-        passed.into_iter().for_each(|address| self.drained(address));
+        let mut freed = Vec::new();
+        let passed = |address| self.event_passed(address, &mut freed);
+        let polled = self.waiting.queue.poll(&*self.driver, passed);
+        freed.into_iter().for_each(|address| self.after_free(address));
         recorded.and(polled)
     }
 
@@ -173,15 +181,13 @@ impl Core {
     /// continue to wait.
     pub(super) fn drain(&self) -> Result<(), DriverError> {
         let recorded = self.record_after_captures();
-        let drained = self.waiting.queue.drain(
-            &*self.driver,
-            |_| true,
-            |address| {
-                if self.blocks.lock().event_passed(address) {
-                    self.drained(address);
-                }
-            },
-        );
+        let mut freed = Vec::new();
+        let drained = {
+            let _alone = self.waiting.draining.lock();
+            let passed = |address| self.event_passed(address, &mut freed);
+            self.waiting.queue.drain(&*self.driver, |_| true, passed)
+        };
+        freed.into_iter().for_each(|address| self.after_free(address));
         recorded.and(unless_captured(drained))
     }
 }

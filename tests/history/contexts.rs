@@ -10,6 +10,9 @@ use stratalloc::history::RustStacks;
 use super::{recorded, unrecorded};
 use crate::common::prelude::*;
 
+const CONFS: [&str; 4] =
+    ["backend:native", "backend:cudaMallocAsync", "backend:cpu", "backend:pinned"];
+
 #[test]
 fn each_level_gathers_its_stacks_and_all_are_released() {
     let levels = [
@@ -18,7 +21,7 @@ fn each_level_gathers_its_stacks_and_all_are_released() {
         (StackLevel::OfAllocations, [true, true, false]),
         (StackLevel::OfFrees, [true, true, true]),
     ];
-    for conf in ["backend:native", "backend:cudaMallocAsync", "backend:cpu"] {
+    for conf in CONFS {
         for (level, [of_blocks, of_allocations, of_frees]) in levels {
             let (allocator, history) = unrecorded(conf);
             let (provider, alive) = Counted::provider("step");
@@ -119,7 +122,7 @@ impl Drop for Holding {
 
 #[test]
 fn providers_and_their_stacks_may_allocate_and_free() {
-    for conf in ["backend:native", "backend:cudaMallocAsync", "backend:cpu"] {
+    for conf in CONFS {
         let (allocator, history) = unrecorded(conf);
         let own = allocator.clone();
         let gather = move || -> Option<Arc<dyn Stack>> {
@@ -142,7 +145,7 @@ fn providers_and_their_stacks_may_allocate_and_free() {
 
 #[test]
 fn trackers_hear_of_each_entry_and_may_allocate_and_go() {
-    for conf in ["backend:native", "backend:cudaMallocAsync", "backend:cpu"] {
+    for conf in CONFS {
         let (allocator, history) = recorded(conf);
         let entries_seen = Arc::new(Mutex::new(Vec::new()));
         let (log, own) = (Arc::clone(&entries_seen), allocator.clone());

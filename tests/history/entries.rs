@@ -24,11 +24,12 @@ impl DeviceAllocator for Least {
     }
 }
 
-const STRATEGIES: [&str; 6] = [
+const STRATEGIES: [&str; 7] = [
     "backend:native",
     "backend:native,expandable_segments:True",
     "backend:cudaMallocAsync",
     "backend:cpu",
+    "backend:pinned",
     "backend:history_least",
     "backend:native,layers:[statistics,limit:1GiB]",
 ];

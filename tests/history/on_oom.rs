@@ -19,7 +19,7 @@ fn fragmented(conf: &str) -> impl DeviceAllocator {
 fn a_snapshot_is_written_a_few_times_and_read_again() {
     let folder = tempfile();
     let path = folder.join("oom %d %p.pickle");
-    for backend in ["native", "cudaMallocAsync", "cpu"] {
+    for backend in ["native", "cudaMallocAsync", "cpu", "pinned"] {
         let conf = format!(
             "backend:{backend},record_history:100,layers:[limit:50MiB],snapshot_on_oom:\"{}\"",
             path.display()

@@ -6,8 +6,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use super::{actions, build, build_over, history, sim};
 use crate::common::prelude::*;
 
-const CONFS: [&str; 3] =
-    ["backend:native", "backend:native,expandable_segments:True", "backend:cpu"];
+const CONFS: [&str; 4] =
+    ["backend:native", "backend:native,expandable_segments:True", "backend:cpu", "backend:pinned"];
 const PAGE_STEP: usize = 2 << 20;
 
 fn host() -> Arc<dyn Driver> {

@@ -180,7 +180,8 @@ fn a_fraction_in_a_further_string_binds_every_strategy() {
     registry::register_callbacks("unlimited", Callbacks::new(allocate, |_, _, _, _| {}))
         .expect("the name is free");
     let layers = "backend:native,layers:[statistics,track,oom_retry:2]";
-    for conf in [NATIVE, EXPANDABLE, ASYNC, FRONT, layers, "backend:cpu", "backend:unlimited"] {
+    let (cpu, pinned) = ("backend:cpu", "backend:pinned");
+    for conf in [NATIVE, EXPANDABLE, ASYNC, FRONT, layers, cpu, pinned, "backend:unlimited"] {
         for fraction in ["", ",per_process_memory_fraction:0.5"] {
             let fixture = Fixture::new(8 * GIB, &format!("{conf}{fraction}"));
             fixture.update("per_process_memory_fraction:0.000001").expect("a good string");

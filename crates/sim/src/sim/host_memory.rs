@@ -1,7 +1,7 @@
 //! Page-locked host memory, known by address. Its addresses differ from those of device memory.
 //!
-//! Memory that a caller registers is counted, but the device cannot access it: a device with memory of its own
-//! cannot check what such an address means.
+//! Memory that a caller registers is counted, but the device cannot access it, because it does not own the
+//! bytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
