@@ -58,3 +58,21 @@ fn impossible_sizes_are_refused_before_any_driver_call() {
         assert_eq!(huge, wanted, "{backend}");
     }
 }
+
+/// The other properties count driver calls or counters exactly, which a thread of the allocator changes.
+#[test]
+fn a_background_thread_reuses_pinned_blocks_as_requests_do() {
+    use stratalloc_conformance::{Device, Property, assert_holds};
+    let build = announcing::pinned("pinned_use_background_threads:True");
+    for property in [
+        Property::LiveBlocksNeverOverlap,
+        Property::BytesStayIntact,
+        Property::ReuseWaitsForWork,
+        Property::EverythingIsReleased,
+        Property::ThreadsGetBlocksOfTheirOwn,
+    ] {
+        for device in Device::ALL {
+            assert_holds("pinned in the background", &build, property, *device);
+        }
+    }
+}

@@ -45,7 +45,13 @@ impl Core {
     /// Announces that work on `stream` uses a live block.
     pub(super) fn record_use(&self, name: BlockName, stream: StreamId) -> Result<(), HandleError> {
         self.blocks.lock().live(name)?;
-        let in_graph = capture_status_of(&*self.driver, stream)? != CaptureStatus::None;
+        let in_graph = match capture_status_of(&*self.driver, stream) {
+            Ok(status) => status != CaptureStatus::None,
+            // The legacy default stream is not captured itself. While a stream that synchronises with it is
+            // captured, CUDA refuses the query.
+            Err(error) if error.kind() == DriverErrorKind::CaptureActive => false,
+            Err(error) => return Err(error.into()),
+        };
         let mut blocks = self.blocks.lock();
         let block = blocks.live(name)?;
         block.in_graph |= in_graph;

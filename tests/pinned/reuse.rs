@@ -142,3 +142,24 @@ fn a_free_that_cannot_record_events_leaves_the_block_live() {
     own.give(refused.allocation);
     assert_eq!(own.stats().allocation.all.current, 0);
 }
+
+#[test]
+fn the_default_stream_can_be_announced_while_another_stream_is_captured() {
+    let sim = device(GIB);
+    let driver = Arc::new(Faulty::new(Arc::clone(&sim)));
+    let own = pinned_over(Arc::clone(&driver) as _, "");
+    let block = own.take(MIB);
+    let address = block.address();
+    // So CUDA refuses the query for the legacy default stream during that capture.
+    let (kind, only) = (DriverErrorKind::CaptureActive, Some("capture_status"));
+    driver.arm(FaultPlan { at: 0, kind, repeat: true, only });
+    own.cross_stream().record_stream(&block, HOME).unwrap();
+    own.give(block);
+    let other = own.take(MIB);
+    assert_ne!(other.address(), address);
+    driver.disarm();
+    own.cross_stream().process_events().unwrap();
+    assert_eq!(sim.calls("record_event"), 1, "once the capture has ended");
+    sim.complete_stream(HOME);
+    assert_eq!(own.take(MIB).address(), address);
+}
