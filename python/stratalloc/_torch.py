@@ -19,6 +19,9 @@ from ._library import encoded, load, number
 # The variable with a configuration string that the library reads first.
 _CONF = "ALLOC_CONF"
 
+# The variable that decides about pinned memory if `install` is called without `pinned`.
+_PINNED = "STRATALLOC_PINNED"
+
 # PyTorch's setters for callbacks, and the functions that are passed to them.
 _CALLBACKS = {
     "set_init_fn": "stratalloc_torch_init",
@@ -48,20 +51,26 @@ is_shared = False
 class CUDAAllocator:
     """The library, installed as PyTorch's own allocator. The memory functions of ``torch.cuda`` call it."""
 
-    def __init__(self, extension, dll):
+    def __init__(self, extension, dll, pinned):
         self.extension = extension
+        self.pinned = pinned
         self._dll = dll
 
     def __repr__(self):
         return f"<stratalloc under PyTorch, by {self.extension}>"
 
 
-def install(library=None, conf=None):
+def install(library=None, conf=None, pinned=None):
     """Makes PyTorch use the library. Must be called before CUDA is used.
 
     ``library`` is a path. Without it, the places that the package's README lists are searched. ``conf``
     is a configuration string. Without it, the configuration is read from the environment. A second call
     without ``conf`` is allowed and changes nothing.
+
+    With ``pinned=True`` the library also allocates PyTorch's pinned host memory, with ``backend:pinned``.
+    A string adds keys of the configuration to that. Without ``pinned``, the environment variable
+    ``STRATALLOC_PINNED`` decides: 1 is ``True``, 0 is ``False``, any other value is the string. If it is
+    not set, PyTorch's own host allocator stays. Needs the shared object described below.
 
     After the call all memory functions of ``torch.cuda`` use the library. They reach it through a shared
     object, which the first call compiles for this version of PyTorch. If it cannot be compiled, a
@@ -74,12 +83,17 @@ def install(library=None, conf=None):
     if _installed is not None:
         if conf is not None:
             raise LibraryError("the library is installed already; set_conf changes its configuration")
+        if pinned is not None and _pinned_conf(pinned) != getattr(_installed, "pinned", None):
+            raise LibraryError("the library is installed already; pinned memory is decided by the first call")
         return _installed
     text = None if conf is None else encoded(conf, "conf")
     if text is not None:
         # Reports an invalid string now rather than in the middle of the program. Errors of the device
         # can only be reported later.
         loaded.call("check_conf", text)
+    pinned = _pinned_conf(pinned)
+    if pinned is not None:
+        loaded.call("check_conf", encoded(pinned, "pinned"))
     try:
         import torch
     except ImportError as error:
@@ -87,6 +101,8 @@ def install(library=None, conf=None):
     if torch.cuda.is_initialized():
         raise LibraryError("CUDA is in use already; install() has to come before its first use")
     extension = _extension_for(torch)
+    if extension is None and pinned is not None:
+        raise LibraryError("pinned memory: the library allocates it only through the compiled object, and there is none")
     before = os.environ.get(_CONF)
     if text is not None:
         # The library reads the environment when a device is first used.
@@ -95,7 +111,7 @@ def install(library=None, conf=None):
         if extension is None:
             _installed = _as_pluggable(loaded, torch)
         else:
-            _installed = _as_class(loaded, extension, torch.__version__)
+            _installed = _as_class(loaded, extension, torch.__version__, pinned)
     except BaseException:
         if text is not None:
             _put_back(before)
@@ -127,10 +143,21 @@ def _extension_for(torch):
         return None
 
 
-def _as_class(loaded, extension, version):
+def _pinned_conf(pinned):
+    """Returns the configuration string for pinned memory. ``None`` if PyTorch's own host allocator stays."""
+    if pinned is None:
+        value = os.environ.get(_PINNED, "")
+        pinned = {"": False, "0": False, "1": True}.get(value, value)
+    if isinstance(pinned, str):
+        return f"backend:pinned,{pinned}"
+    return "backend:pinned" if pinned else None
+
+
+def _as_class(loaded, extension, version, pinned):
     try:
         dll = ctypes.CDLL(extension)
         function, built_for = dll.stratalloc_torch_install, dll.stratalloc_torch_built_for
+        function_for_pinned = None if pinned is None else dll.stratalloc_torch_install_pinned
     except (OSError, AttributeError) as error:
         raise LibraryError(f"{extension} is not for this PyTorch: {error}") from error
     built_for.argtypes, built_for.restype = [], ctypes.c_char_p
@@ -139,11 +166,14 @@ def _as_class(loaded, extension, version):
         # The class of another version may have other virtual functions. Calls would then reach the
         # wrong functions.
         raise LibraryError(f"{extension} is not for this PyTorch: it is for {built_for().decode()}, not {version}")
-    function.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
     message = ctypes.create_string_buffer(4096)
-    if function(os.fsencode(loaded.path), message, len(message)) != 0:
-        raise LibraryError(f"PyTorch refuses another allocator: {message.value.decode(errors='replace')}")
-    return CUDAAllocator(extension, dll)
+    for call, text in ((function, os.fsencode(loaded.path)), (function_for_pinned, (pinned or "").encode())):
+        if call is None:
+            continue
+        call.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+        if call(text, message, len(message)) != 0:
+            raise LibraryError(f"PyTorch refuses another allocator: {message.value.decode(errors='replace')}")
+    return CUDAAllocator(extension, dll, pinned)
 
 
 def _as_pluggable(loaded, torch):

@@ -219,6 +219,12 @@ assert state.current is ours is stratalloc.install()
         self.assertEqual(done.stderr.count("RuntimeWarning"), 1)
         self.assertIn("missing: a PyTorch with headers, on Linux", done.stderr)
 
+    def test_pinned_memory_needs_it(self):
+        self.good("""
+refused("only through the compiled object", lambda: stratalloc.install(pinned=True))
+assert state.current is None
+""")
+
     def test_what_is_no_object_is_refused_and_changes_nothing(self):
         self.good(
             """
@@ -245,6 +251,10 @@ int stratalloc_torch_install(const char *path, char *error, size_t size) {
     snprintf(error, size, "%s is not wanted", path);
     return 1;
 }
+int stratalloc_torch_install_pinned(const char *conf, char *error, size_t size) {
+    snprintf(error, size, "%s is not wanted", conf);
+    return !!getenv("REFUSES_PINNED");
+}
 """)
             subprocess.run(["cc", "-shared", "-fPIC", "-o", extension, source], check=True)
             self.good(
@@ -269,6 +279,33 @@ for read, name in ((json.load, "s.json"), (pickle.load, "s.pickle")):
         assert os.listdir(folder) == [name]
 """,
                 STRATALLOC_TORCH_EXTENSION=extension,
+            )
+            self.good(
+                """
+ours = stratalloc.install()
+assert ours.pinned == "backend:pinned,pinned_num_register_threads:4" and stratalloc.install() is ours
+assert stratalloc.install(pinned="pinned_num_register_threads:4") is ours
+refused("the first call", lambda: stratalloc.install(pinned=True))
+""",
+                STRATALLOC_TORCH_EXTENSION=extension,
+                STRATALLOC_PINNED="pinned_num_register_threads:4",
+            )
+            for value in ("", "0"):
+                self.good(
+                    "assert stratalloc.install().pinned is None",
+                    STRATALLOC_TORCH_EXTENSION=extension,
+                    STRATALLOC_PINNED=value,
+                    REFUSES_PINNED="1",
+                )
+            self.good(
+                """
+try: stratalloc.install(pinned="no_such:1")
+except stratalloc.Error as error: assert "no_such" in str(error), error
+else: raise AssertionError
+refused("backend:pinned is not wanted", lambda: stratalloc.install(pinned=True))
+""",
+                STRATALLOC_TORCH_EXTENSION=extension,
+                REFUSES_PINNED="1",
             )
             self.good(
                 """

@@ -2,10 +2,14 @@
 #pragma once
 
 #define STRATALLOC_FUNCTIONS(X) \
+  X(create) \
   X(check_conf) \
+  X(allocate) \
+  X(free) \
   X(record_stream) \
   X(empty_cache) \
   X(set_memory_fraction) \
+  X(set_conf) \
   X(last_error) \
   X(reset_peaks) \
   X(reset_accumulated) \
@@ -15,6 +19,7 @@
   X(base_allocation) \
   X(usage) \
   X(set_caching) \
+  X(host_statistics) \
   X(text_write) \
   X(pool_ensure) \
   X(pool_set_options) \

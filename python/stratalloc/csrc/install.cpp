@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "allocator.h"
+#include "host.h"
 
 namespace stratalloc_torch {
 
@@ -125,6 +126,7 @@ void heed_settings() {
       check(library.check_conf(conf.c_str()));
       pytorch(for_pytorch(conf));
       Allocator::get().configure(conf);
+      HostAllocator::get().configure(conf);
     } catch (...) {
       half->put_back(pytorch);
       throw;
@@ -165,6 +167,20 @@ void install(const char* path) {
   }
 }
 
+// Calls `work`. Returns 0, or 1 with the reason in `error`, cut to `size` bytes.
+template <class Work>
+int caught(Work work, char* error, size_t size) {
+  try {
+    work();
+    return 0;
+  } catch (const c10::Error& failed) {
+    std::snprintf(error, size, "%s", failed.what_without_backtrace());
+  } catch (const std::exception& failed) {
+    std::snprintf(error, size, "%s", failed.what());
+  }
+  return 1;
+}
+
 } // namespace
 
 } // namespace stratalloc_torch
@@ -181,13 +197,15 @@ extern "C" __attribute__((visibility("default"))) int stratalloc_torch_install(
     const char* path,
     char* error,
     size_t size) {
-  try {
-    stratalloc_torch::install(path);
-    return 0;
-  } catch (const c10::Error& failed) {
-    std::snprintf(error, size, "%s", failed.what_without_backtrace());
-  } catch (const std::exception& failed) {
-    std::snprintf(error, size, "%s", failed.what());
-  }
-  return 1;
+  return stratalloc_torch::caught([&] { stratalloc_torch::install(path); }, error, size);
+}
+
+// Installs the library as PyTorch's host allocator, with a configuration string for it. The function above
+// was called before. Returns 0, or 1 with the reason in `error`, cut to `size` bytes.
+extern "C" __attribute__((visibility("default"))) int stratalloc_torch_install_pinned(
+    const char* conf,
+    char* error,
+    size_t size) {
+  return stratalloc_torch::caught(
+      [&] { stratalloc_torch::HostAllocator::get().install(conf); }, error, size);
 }

@@ -119,7 +119,7 @@ inline c10::CachingAllocator::StatArray* reserved_of_pool(
 #endif
 }
 
-// Stores the settings of pinned memory in `info`. PyTorch manages pinned memory itself.
+// Stores the settings of pinned memory in `info`, as PyTorch has parsed them.
 inline void add_pinned_settings(torch_cuda::AllocatorConfigInfo& info) {
   info.pinned_num_register_threads = CudaConfig::pinned_num_register_threads();
   info.pinned_use_host_register = CudaConfig::pinned_use_cuda_host_register();

@@ -30,6 +30,13 @@ NOT_BY_THE_DRIVERS_POOLS = {
     "programs_of_the_guide",
 }
 NOT_BY_PAGES = {"a_pools_options", "frames_of_segments"}
+# Calls with the library as PyTorch's host allocator.
+PINNED = {
+    "pinned_tensors": True,
+    "pinned_batches": True,
+    "pinned_settings": "pinned_max_cached_size_mb:1",
+    "pinned_memory_after_a_fork": True,
+}
 # The first version of PyTorch that has the call.
 SINCE = {
     "rejections": (2, 12),
@@ -37,6 +44,7 @@ SINCE = {
     "bytes_of_pools": (2, 13),
     "annotated_tensors": (2, 14),
     "pinned_memory_in_a_snapshot": (2, 14),
+    "pinned_settings": (2, 13),
 }
 
 
@@ -134,6 +142,71 @@ def pinned_memory_in_a_snapshot():
     # PyTorch manages pinned memory itself and adds it to snapshots.
     assert {"host_segments", "host_traces"} <= shot.keys()
     del held
+
+
+def pinned_tensors():
+    torch.cuda.init()
+    stats = torch.cuda.host_memory_stats
+    held = torch.empty(1 << 20, pin_memory=True)
+    write(held, 5)
+    assert stats()["active_requests.current"] == 1 and stats()["active_bytes.current"] == 4 << 20, stats()
+    on_the_device = held.to("cuda", non_blocking=True)
+    assert read(on_the_device) == {5}
+    address = held.data_ptr()
+    del held
+    again = torch.empty(1 << 20, pin_memory=True)
+    assert again.data_ptr() == address and stats()["num_host_alloc"] == 1, stats()
+    copy = torch.ones(100).pin_memory()
+    assert copy.sum() == 100 and stats()["active_requests.current"] == 2
+    del again, copy
+    assert stats()["active_requests.current"] == 0 < stats()["allocated_bytes.current"]
+    torch._C._host_emptyCache()
+    assert stats()["allocated_bytes.current"] == 0 and stats()["num_host_free"] == 2, stats()
+    torch.cuda.reset_peak_host_memory_stats()
+    torch.cuda.reset_accumulated_host_memory_stats()
+    assert stats()["allocated_bytes.peak"] == stats()["active_requests.allocated"] == 0
+
+
+def pinned_batches():
+    numbers = torch.utils.data.TensorDataset(torch.arange(64.0))
+    batches = torch.utils.data.DataLoader(numbers, batch_size=8, num_workers=1, pin_memory=True)
+    assert sum(batch.to("cuda", non_blocking=True).numel() for (batch,) in batches) == 64
+    assert torch.cuda.host_memory_stats()["active_requests.allocated"] >= 8
+
+
+def pinned_settings():
+    torch.cuda.init()
+    stats, change = torch.cuda.host_memory_stats, torch.cuda.memory._set_allocator_settings
+    torch.empty(4 << 20, pin_memory=True)
+    assert stats()["allocated_bytes.current"] == 0, stats()
+    change("pinned_max_cached_size_mb:64")
+    torch.empty(4 << 20, pin_memory=True)
+    assert stats()["allocated_bytes.current"] >= 16 << 20, stats()
+    for wrong in ("pinned_num_register_threads:3", "pinned_nothing:1"):
+        try:
+            change(wrong)
+            raise AssertionError(wrong)
+        except ValueError as error:
+            assert wrong.split(":")[0] in str(error), error
+    assert stratalloc.install(pinned="pinned_max_cached_size_mb:1") is stratalloc.install()
+    try:
+        stratalloc.install(pinned=False)
+        raise AssertionError
+    except stratalloc.LibraryError as error:
+        assert "first call" in str(error), error
+
+
+def pinned_memory_after_a_fork():
+    held = torch.empty(1000, pin_memory=True)
+    write(held, 5)
+    child = os.fork()
+    if child == 0:
+        del held
+        own = torch.empty(1000, pin_memory=True)
+        live = torch._C._cuda_hostMemoryStats()["active_requests"]["current"]
+        sys.stderr.flush()
+        os._exit(own.data_ptr() == 0 or live != 1)
+    assert os.waitpid(child, 0)[1] == 0 and read(held) == {5}
 
 
 def frames_of_segments():
@@ -469,6 +542,10 @@ CALLS = [
     annotated_tensors,
     the_stack_of_a_tensor,
     pinned_memory_in_a_snapshot,
+    pinned_tensors,
+    pinned_batches,
+    pinned_settings,
+    pinned_memory_after_a_fork,
     frames_of_segments,
     history_of_what_is_allocated_alone,
     annotations,
@@ -520,7 +597,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
         import stratalloc
 
-        stratalloc.install(conf=sys.argv[3] or None)
+        stratalloc.install(conf=sys.argv[3] or None, pinned=PINNED.get(sys.argv[2]))
         import torch
 
         def empty(*shape):

@@ -73,3 +73,5 @@ void settings_in_force();
 void bytes_of_pools();
 void addresses();
 void reserve_classes();
+// Defined in class_host.cpp. `extension` is that of `dlopen`.
+void pinned_memory(void* extension);

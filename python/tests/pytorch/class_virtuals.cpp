@@ -514,5 +514,6 @@ int main(int count, char** arguments) {
   addresses();
   reserve_classes();
   threads();
+  pinned_memory(extension);
   std::puts("every function worked");
 }

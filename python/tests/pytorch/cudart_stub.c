@@ -9,7 +9,9 @@ enum { Success = 0, InvalidDevice = 101, PeerAccessAlreadyEnabled = 704 };
 static __thread int current;
 static __thread Error last;
 static int peers[2][2];
-int stub_peer_copies;
+/* Set by the test: the stream that a capture includes. Read by it: numbers of calls. */
+void *stub_capturing;
+int stub_peer_copies, stub_waits, stub_synchronized;
 
 Error cudaGetDeviceCount(int *count) { return *count = 2, Success; }
 Error cudaGetDevice(int *device) { return *device = current, Success; }
@@ -47,14 +49,17 @@ Error cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) 
     (void)flags, (void)priority;
     return *stream = (void *)__sync_add_and_fetch(&next, 16), Success;
 }
-Error cudaStreamIsCapturing(void *stream, int *status) { return (void)stream, *status = 0, Success; }
+Error cudaStreamIsCapturing(void *stream, int *status) { return *status = stream && stream == stub_capturing, Success; }
+Error cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
+    return (void)stream, (void)event, (void)flags, stub_waits++, Success;
+}
+Error cudaDeviceSynchronize(void) { return stub_synchronized++, Success; }
 Error cudaThreadExchangeStreamCaptureMode(int *mode) { return (void)mode, Success; }
 
 /* Functions that the test never calls. */
 #define NOTHING(name) \
     Error name(void) { return Success; }
 NOTHING(cudaDeviceGetDefaultMemPool)
-NOTHING(cudaDeviceSynchronize)
 NOTHING(cudaDriverGetVersion)
 NOTHING(cudaEventCreateWithFlags)
 NOTHING(cudaEventDestroy)
@@ -80,4 +85,3 @@ NOTHING(cudaMemPoolTrimTo)
 NOTHING(cudaStreamGetCaptureInfo)
 NOTHING(cudaStreamQuery)
 NOTHING(cudaStreamSynchronize)
-NOTHING(cudaStreamWaitEvent)

@@ -27,7 +27,7 @@ cc -shared -fPIC -o "$work/$cudart" -Wl,-soname,"$cudart" \
 # functions.
 cupti=$(needed libtorch_cpu.so libcupti.so)
 cc -shared -o "$work/$cupti" -Wl,-soname,"$cupti" -x c /dev/null
-c++ $flags -Wall -o "$work/test" "$here/class_virtuals.cpp" "$here/class_versions.cpp" \
+c++ $flags -Wall -o "$work/test" "$here/class_virtuals.cpp" "$here/class_versions.cpp" "$here/class_host.cpp" \
     -L"$torch/lib" -ltorch_cpu -lc10 -lc10_cuda -L"$work" -l:"$cudart" -ldl -lpthread \
     -Wl,--allow-shlib-undefined
 LD_LIBRARY_PATH=$work:$torch/lib STRATALLOC_DEVICE=host ${DEBUGGER:-} "$work/test" "$extension" "$library"
