@@ -350,7 +350,7 @@ impl<T: TensorElement> DeviceVec<T> {
         shape: Vec<i64>,
     ) -> Result<TensorInfo, TensorError> {
         let device = device_of(self.handle())?;
-        if device.device_type == DLDevice::CPU {
+        if device.device_type != DLDevice::CUDA {
             self.handle().driver().synchronize_stream(self.stream())?;
         }
         Ok(TensorInfo { address: self.address(), device, data_type, shape, is_read_only: false })
@@ -383,6 +383,8 @@ fn device_of(handle: &Handle) -> Result<DLDevice, TensorError> {
     let info = handle.driver().info();
     match (handle.name(), info.driver) {
         ("cpu", _) | (_, "host") => Ok(DLDevice { device_type: DLDevice::CPU, device_id: 0 }),
+        // Page-locked host memory.
+        ("pinned", "cuda") => Ok(DLDevice { device_type: DLDevice::CUDA_HOST, device_id: 0 }),
         (_, "cuda") => {
             let device_id = i32::try_from(info.device.0).unwrap_or(i32::MAX);
             Ok(DLDevice { device_type: DLDevice::CUDA, device_id })
