@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -28,12 +27,31 @@ def find():
     for folder in folders:
         if os.access(folder / _NAME, os.X_OK) and (folder / _NAME).is_file():
             return str(folder / _NAME)
-    found = shutil.which(_NAME)
-    if found:
-        return found
+    for folder in os.get_exec_path():
+        path = os.path.join(folder, _NAME)
+        if os.path.isfile(path) and os.access(path, os.X_OK) and not _is_script(path):
+            return path
     raise LibraryError(
         f"the command line is not found: build it with 'cargo build --release' and name it with {VARIABLE}"
     )
+
+
+def _is_script(path):
+    """Returns true for the script that pip installs. It calls ``main`` of this module."""
+    with open(path, "rb") as file:
+        return file.read(2) == b"#!"
+
+
+def main():
+    """The script ``stratalloc`` that pip installs: runs the command line in its place."""
+    try:
+        path = find()
+    except LibraryError as error:
+        print(f"stratalloc: {error}", file=sys.stderr)
+        return 2
+    if os.name == "posix":
+        os.execv(path, [path, *sys.argv[1:]])
+    return run(sys.argv[1:])
 
 
 def run(arguments):

@@ -383,6 +383,26 @@ class CommandLine(unittest.TestCase):
         self.assertIn("there is no program /nowhere", done.stderr)
         self.assertIn("python -m stratalloc", self.run_module().stdout)
 
+    def test_the_script_that_pip_installs_runs_the_program_and_never_itself(self):
+        if os.name == "nt":
+            self.skipTest("no scripts")
+        script = self.folder / "stratalloc"
+        main = "import sys; from stratalloc import _command; sys.exit(_command.main())"
+        script.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{main}' \"$@\"\n")
+        script.chmod(0o755)
+        environment = {**os.environ, "PATH": str(self.folder), "STRATALLOC_COMMAND": ""}
+        environment.pop("STRATALLOC_LIBRARY", None)
+        command = [script, "explain", "a b"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+        self.assertIn("the command line is not found", done.stderr)
+        later = self.folder / "later"
+        later.mkdir()
+        shutil.copy(shutil.which("echo"), later / "stratalloc")
+        environment["PATH"] += os.pathsep + str(later)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stdout), (0, "explain a b\n"), done.stderr)
+
 
 class Class(unittest.TestCase):
     """Every function of PyTorch's class, with PyTorch's own libraries and host memory. scripts/class_tests.sh
