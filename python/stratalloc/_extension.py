@@ -1,6 +1,7 @@
-"""The compiled shared object that makes PyTorch use the library. The user can name one. If not, one is
-built for each version of PyTorch and kept in the user's cache folder. If this package was not tested with
-that version, the object is tested in a separate process before it is kept."""
+"""The compiled shared object that makes PyTorch use the library. The user can name one. If not, the package may
+contain one for this PyTorch (`scripts/wheels.py` builds such packages). Otherwise one is built for each version
+of PyTorch and kept in the user's cache folder. If this package was not tested with that version, the object is
+tested in a separate process before it is kept."""
 
 import concurrent.futures
 import contextlib
@@ -22,6 +23,7 @@ from ._library import load
 VARIABLE = "STRATALLOC_TORCH_EXTENSION"
 PLUGGABLE = "none"
 _SOURCES = pathlib.Path(__file__).with_name("csrc")
+_PREBUILT = pathlib.Path(__file__).with_name("prebuilt")
 _TOOLKIT = "/usr/local/cuda"
 _FLAGS = ["-O2", "-fPIC", "-fvisibility=hidden", "-w"]
 # The first and the last version of PyTorch with which the class was tested.
@@ -70,7 +72,7 @@ def find(torch):
             raise LibraryError(f"{VARIABLE}: there is no file {chosen}")
         return os.path.abspath(chosen)
     if _is_known(torch):
-        return _built(torch)
+        return _prebuilt(torch) or _built(torch)
     try:
         path = _built(torch)
     except _Refused as refused:
@@ -84,15 +86,42 @@ def find(torch):
     return path
 
 
-def _version(torch):
-    """Returns the version as two numbers. A version without numbers counts as the last known one, so its
+def _version(version):
+    """Returns a version as two numbers. A version without numbers counts as the last known one, so its
     object is not tested."""
-    numbers = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
+    numbers = re.match(r"(\d+)\.(\d+)", version)
     return tuple(map(int, numbers.groups())) if numbers else _LAST
 
 
 def _is_known(torch):
-    return _FIRST <= _version(torch) <= _LAST
+    return _FIRST <= _version(str(torch.__version__)) <= _LAST
+
+
+def standard(version):
+    """Returns the compiler's option for the standard of C++ that the headers of a version of PyTorch need."""
+    return "-std=c++20" if _version(version) >= _CPP20_SINCE else "-std=c++17"
+
+
+def prebuilt_name(version, commit, abi):
+    """Returns the file name of an object in the package. It is compiled from the headers of one commit of PyTorch,
+    which are the same in its builds for several versions of CUDA (`2.11.0+cu128`, `2.11.0+cu130`)."""
+    return f"torch-{version.partition('+')[0]}-{commit[:12]}-abi{abi}.so"
+
+
+def _prebuilt(torch):
+    """Returns the path of the object in the package for this PyTorch, or ``None``."""
+    home = getattr(torch, "__file__", None)
+    commit = getattr(getattr(torch, "version", None), "git_version", None)
+    if not home or not commit:
+        return None
+    path = _PREBUILT / prebuilt_name(str(torch.__version__), commit, _abi(torch))
+    # A PyTorch without CUDA may be built from the same commit.
+    library = pathlib.Path(home).with_name("lib") / "libc10_cuda.so"
+    return str(path) if path.is_file() and library.is_file() else None
+
+
+def _abi(torch):
+    return int(bool(getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", True)))
 
 
 def _known():
@@ -105,9 +134,8 @@ def _built(torch):
     if not home or not sys.platform.startswith("linux"):
         raise Unavailable("a PyTorch with headers, on Linux")
     home = pathlib.Path(home).parent
-    abi = int(bool(getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", True)))
-    standard = "-std=c++20" if _version(torch) >= _CPP20_SINCE else "-std=c++17"
-    digest = hashlib.sha256(repr((abi, platform.machine(), standard, _FLAGS)).encode())
+    flags = [standard(str(torch.__version__)), f"-D_GLIBCXX_USE_CXX11_ABI={_abi(torch)}"]
+    digest = hashlib.sha256(repr((platform.machine(), flags, _FLAGS)).encode())
     digest.update(str(getattr(torch.version, "git_version", "")).encode())
     for source in sorted(file for file in _SOURCES.rglob("*") if file.is_file()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -120,7 +148,6 @@ def _built(torch):
         with _locked(path.with_suffix(".lock")):
             # Another process may have built the object while this one waited for the lock.
             if not path.is_file():
-                flags = [standard, f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
                 _build(path, home, flags, is_new=not _is_known(torch))
     except OSError as error:
         raise Unavailable(f"a cache folder that can be written: {error}") from error

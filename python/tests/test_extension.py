@@ -100,6 +100,27 @@ class Building(Folder):
         left = sorted(file.suffix for file in pathlib.Path(path).parent.iterdir())
         self.assertEqual(left, [".lock", ".lock", ".so", ".so"])
 
+    def test_an_object_in_the_package_is_used_for_the_commit_of_pytorch_that_it_was_built_from(self):
+        release, cuda, other = self.torch(), self.torch("2.11.0+cu128"), self.torch("2.11.1")
+        cuda.version = release.version
+        own = self.touch("package/" + _extension.prebuilt_name("2.11.0", release.version.git_version, 1), "prebuilt")
+        self.touch("site/torch/lib/libc10_cuda.so")
+        with mock.patch.object(_extension, "_PREBUILT", own.parent):
+            self.assertEqual([_extension.find(release), _extension.find(cuda)], [str(own)] * 2)
+            self.assertEqual(self.calls(), [])
+            built = [_extension.find(other)]
+            # The same version from another commit, with the other ABI of C++, and without CUDA.
+            release.version.git_version = "another commit"
+            built.append(_extension.find(release))
+            release.version.git_version = "git of 2.11.0"
+            release._C._GLIBCXX_USE_CXX11_ABI = False
+            built.append(_extension.find(release))
+            release._C._GLIBCXX_USE_CXX11_ABI = True
+            (self.folder / "site/torch/lib/libc10_cuda.so").unlink()
+            built.append(_extension.find(release))
+        self.assertEqual([pathlib.Path(path).read_text() for path in built], ["made"] * 4)
+        self.assertEqual(len(set(built)), 4)
+
     def test_each_version_has_its_standard_of_cpp(self):
         for version, standard in (("2.10.0", "17"), ("2.13.0", "17"), ("2.14.1", "20"), ("2.15.0+cu132", "20")):
             before = len(self.calls())
