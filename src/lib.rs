@@ -50,6 +50,9 @@
 //! | `gzip` | compressed snapshots |
 //! | `tracepoints` | static tracepoints at `malloc` and `free`, for bpftrace and other tools |
 
+// docs.rs shows which feature an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
 pub mod allocator;
 pub mod blocks;
 pub mod config;
