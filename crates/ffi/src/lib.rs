@@ -37,6 +37,8 @@ mod sharing;
 mod snapshots;
 mod table;
 mod tags;
+#[cfg(test)]
+mod tests;
 mod text;
 mod torch;
 mod uncached;

@@ -1,10 +1,13 @@
 //! Tests of the C interface: from Rust, with random handles and values and many threads, and from C and
 //! C++ programs.
 
+#![expect(unsafe_code, reason = "calls of the exported functions")]
+
 mod alone;
-#[path = "../../../tests/common/mod.rs"]
-mod common;
 mod figures;
+#[allow(dead_code, unused_imports, reason = "these tests use a part")]
+#[path = "../../../tests/common/gpu.rs"]
+mod gpu;
 mod panics;
 mod wild;
 

@@ -1,6 +1,7 @@
 //! Tests of PyTorch's functions. Each test runs in a process of its own, with its own environment and
 //! standard error stream.
 
+use std::process::Command;
 use std::ptr::{null, null_mut};
 
 use crate::{
@@ -11,7 +12,6 @@ use crate::{
 use stratalloc::registry;
 use stratalloc::strategies::plugin::Callbacks;
 
-use super::common::unconfigured;
 use super::{create, last_error, text};
 
 /// A variable that is set in the processes that tests start.
@@ -25,8 +25,11 @@ fn is_part() -> bool {
 /// Runs one test of this file in a process with these variables and returns what it wrote to the
 /// standard error stream.
 fn alone(test: &str, variables: &[(&str, &str)]) -> String {
-    let mut command = unconfigured(std::env::current_exe().expect("tests are programs"));
-    command.args(["--exact", &format!("alone::{test}"), "--nocapture", "--test-threads=1"]);
+    let mut command = Command::new(std::env::current_exe().expect("tests are programs"));
+    for variable in stratalloc::config::VARIABLES {
+        command.env_remove(variable);
+    }
+    command.args(["--exact", &format!("tests::alone::{test}"), "--nocapture", "--test-threads=1"]);
     command.env(PART, test).envs(variables.iter().copied());
     let output = command.output().expect("this program can be started again");
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -110,7 +113,7 @@ fn two_devices_use_each_others_memory() {
     use stratalloc::driver::{Cuda, Driver, Peers};
     use stratalloc::ids::{DeviceId, StreamId};
 
-    use super::common::gpu;
+    use super::gpu;
 
     if !is_part() {
         let Some((_alone, cuda)) = gpu::device() else { return };
