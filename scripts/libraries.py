@@ -149,7 +149,10 @@ if how == "ours":
         resource = stratalloc.rmm.MemoryResource()
     torch.cuda.memory._record_memory_history(max_entries=100000)
 elif HAS_RMM:
-    resource = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=1 << 20)
+    # RMM's pool has no function that releases its memory, so with emptied caches RMM has no pool.
+    resource = rmm.mr.CudaMemoryResource()
+    if how == "own":
+        resource = rmm.mr.PoolMemoryResource(resource, initial_pool_size=1 << 20)
 total = torch.cuda.mem_get_info()[1]
 
 def of_torch(size):
@@ -165,11 +168,6 @@ def empty_caches():
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     cupy.get_default_memory_pool().free_all_blocks()
-    if HAS_RMM:
-        # RMM's pool has no function that releases its memory, so it is built again.
-        global resource
-        resource = None
-        resource = rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=1 << 20)
 
 stages = [of_torch, of_cupy] + [of_rmm] * HAS_RMM
 sizes = [total // 10, total // 17, total // 23, total // 40]
@@ -184,12 +182,14 @@ for turn in range(3):
                 break
             held.append(stage(size))
         if turn == 2 and snapshot:
+            # The time of the snapshot does not count.
+            before = time.perf_counter()
             torch.cuda.memory._dump_snapshot(snapshot.format(number))
+            start += time.perf_counter() - before
         held.clear()
         if how == "emptied":
             empty_caches()
-        # RMM's pool can be released only while none of its buffers lives.
-        carried = of_torch(total // 20) if how == "emptied" else stage(total // 20)
+        carried = stage(total // 20)
 torch.cuda.synchronize()
 print(f"{time.perf_counter() - start:.2f} s")
 """
