@@ -220,7 +220,7 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
 
     /// Frees a block. Work submitted to the block's own stream may still be running. Work on other
     /// streams must have been announced (see [`CrossStream`]). With `backend:pinned` work on the block's
-    /// own stream must have been announced too.
+    /// own stream must have been announced too; `DeviceVec` does that.
     ///
     /// Does not wait for running work, with these exceptions:
     ///

@@ -236,7 +236,15 @@ impl<T> Drop for DeviceVec<T> {
         match std::mem::replace(&mut self.memory, Released::Nothing) {
             Released::Nothing => {}
             Released::Block(block) => {
-                if self.handle.free(block).is_err() {
+                // Blocks of `backend:pinned` wait for announced streams only. If the announcement fails,
+                // the work on the stream may still use the block, so it stays allocated.
+                let announced = match self.handle.control().cross_stream {
+                    Some(streams) if self.handle.name() == "pinned" => {
+                        streams.record_stream(&block, self.stream).is_ok()
+                    }
+                    _ => true,
+                };
+                if !announced || self.handle.free(block).is_err() {
                     self.handle.lost_one();
                 }
             }

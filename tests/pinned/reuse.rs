@@ -35,6 +35,19 @@ fn a_block_is_reused_when_the_work_of_every_announced_stream_has_finished() {
 }
 
 #[test]
+fn a_buffer_is_reused_after_the_work_of_its_own_stream() {
+    let sim = device(1 << 40);
+    let handle = stratalloc::build("backend:pinned", Arc::clone(&sim) as _).unwrap();
+    let buffer = handle.uninit::<u8>(1 << 20, SIDE).unwrap();
+    let address = buffer.address();
+    drop(buffer);
+    let second = handle.uninit::<u8>(1 << 20, SIDE).unwrap();
+    assert_ne!(second.address(), address);
+    sim.complete_stream(SIDE);
+    assert_eq!(handle.uninit::<u8>(1 << 20, SIDE).unwrap().address(), address);
+}
+
+#[test]
 fn a_request_takes_the_smallest_block_that_is_at_most_an_eighth_larger() {
     let (_, own) = pinned("");
     let sizes = [8 * MIB, 9 * MIB, 10 * MIB, 9 * MIB];
