@@ -179,8 +179,8 @@ mod tests {
         2 * MIB,
         2 * MIB + 512,
         4 * MIB,
-        1 << 63,
-        u64::MAX - 511,
+        1 << 62,
+        (1 << 63) - 512,
     ];
 
     /// The index, and an ordered map from (size, key) as its model.
