@@ -7,7 +7,6 @@ use super::bins::bin_of;
 use super::block::{Block, FIXED};
 use super::index::Bins;
 use super::order::Order;
-use super::slab::Vacant;
 use super::splits::{CountParts, Report, SplitChange};
 use super::uses::StreamUse;
 use super::{BlockId, BlockState, Heap, Slot};
@@ -111,8 +110,8 @@ pub(crate) struct Completed<C = SplitChange> {
 impl Heap {
     /// Allocates the best fit for a request, if `rules` have no oversize blocks and the order has no
     /// extras: the smallest free block that is large enough for `rounded_bytes`, with the lowest key among
-    /// equal sizes. Returns `None` if [`best_fit`](Self::best_fit) must search further or finds nothing.
-    /// `count` counts the change in inactive splits.
+    /// equal sizes. Returns `None` if [`best_fit`](Self::best_fit) must search further or finds nothing, or
+    /// if no slot is vacant. `count` counts the change in inactive splits.
     #[inline(always)]
     pub(crate) fn take<C: CountParts>(
         &mut self,
@@ -126,7 +125,7 @@ impl Heap {
         let bins = self.free[kind.index()].bins()?;
         let bin = bins.first_from(rounded_bytes)?;
         let slot = bins.first_of(bin);
-        let (blocks, vacant) = self.slab.with_vacant();
+        let (blocks, vacant) = self.slab.parts();
         let block = block_at(blocks, slot);
         let may_grow = || block_at(blocks, block.next).state == BlockState::Unmapped;
         let may_serve = !block.is_expandable() || rules.expandable && !may_grow();
@@ -134,8 +133,9 @@ impl Heap {
             return None;
         }
         let splits = block.size_bytes - rounded_bytes >= rules.rest_min_bytes[kind.index()];
-        let mut parts = Parts { bins, blocks, vacant, order: None };
-        let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, splits, count);
+        let rest = if splits { Some(vacant.occupy(blocks)?) } else { None };
+        let mut parts = Parts { bins, blocks, order: None };
+        let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, rest, count);
         if let Some(starts) = &mut self.starts {
             starts.insert(parts.blocks, slot, out.address);
         }
@@ -182,11 +182,11 @@ impl Heap {
         assert!(block.state == BlockState::Free, "I3: only free blocks are allocated");
         let (kind, bin) = (block.kind, bin_of(block.size_bytes));
         let splits = rules.splits(kind, rounded_bytes, block.size_bytes - rounded_bytes);
+        let rest = splits.then(|| self.slab.occupy());
         let order = self.order.updates_on_hit().then_some((&mut self.order, clock));
-        let (blocks, vacant) = self.slab.with_vacant();
-        let bins = self.free[kind.index()].bins_mut();
-        let mut parts = Parts { bins, blocks, vacant, order };
-        let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, splits, Report);
+        let (blocks, bins) = (self.slab.parts().0, self.free[kind.index()].bins_mut());
+        let mut parts = Parts { bins, blocks, order };
+        let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, rest, Report);
         if let Some(starts) = &mut self.starts {
             starts.insert(parts.blocks, slot, out.address);
         }
@@ -374,8 +374,9 @@ impl Heap {
 
     /// As the function [`cut`], for a block that is neither free nor live.
     pub(super) fn cut(&mut self, slot: Slot, front_bytes: u64) -> Slot {
-        let (blocks, vacant) = self.slab.with_vacant();
-        cut(blocks, vacant, slot, front_bytes)
+        let rest = self.slab.occupy();
+        cut(self.slab.parts().0, slot, rest, front_bytes);
+        rest
     }
 
     /// Joins a neighbour into the block at `slot`. Neither is in an index. The neighbour's slot is
@@ -478,14 +479,13 @@ impl Heap {
 struct Parts<'h> {
     bins: &'h mut Bins,
     blocks: &'h mut [Block],
-    vacant: &'h mut Vacant,
     /// With the time, if the order has extras.
     order: Option<(&'h mut Order, u64)>,
 }
 
 impl Parts<'_> {
-    /// Allocates the free block at `slot`, which has this kind and bin. If `splits`, the bytes behind
-    /// `rounded_bytes` become a free block.
+    /// Allocates the free block at `slot`, which has this kind and bin. If a slot `rest` is given, the bytes
+    /// behind `rounded_bytes` become a free block there.
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "values in registers, on the path of a hit")]
     fn allocate<C: CountParts>(
@@ -495,7 +495,7 @@ impl Parts<'_> {
         slot: Slot,
         rounded_bytes: u64,
         requested_bytes: u64,
-        splits: bool,
+        rest: Option<Slot>,
         count: C,
     ) -> AllocatedBlock<C::Counted> {
         let blocks = &mut *self.blocks;
@@ -503,8 +503,8 @@ impl Parts<'_> {
         debug_assert!(whole.state == BlockState::Free, "I3: only free blocks are allocated");
         debug_assert!(whole.kind == kind && whole.size_bytes >= rounded_bytes);
         let rest_bytes = whole.size_bytes - rounded_bytes;
-        let inactive = if splits {
-            let rest = cut(blocks, self.vacant, slot, rounded_bytes);
+        let inactive = if let Some(rest) = rest {
+            cut(blocks, slot, rest, rounded_bytes);
             if let Some((order, clock)) = &mut self.order {
                 order.note_split(blocks, slot, rest, *clock);
             }
@@ -537,26 +537,22 @@ impl Parts<'_> {
 }
 
 /// Cuts the block at `slot` behind its first `front_bytes`. The front keeps the slot, and its place in a
-/// bin: the caller removes it by its links or replaces it. Returns the slot of the rest, which has the
-/// same state. The keys are correct for every rule except `BlockAge`.
+/// bin: the caller removes it by its links or replaces it. The rest, at a slot of its own, has the same
+/// state. The keys are correct for every rule except `BlockAge`.
 #[inline(always)]
-fn cut(blocks: &mut [Block], vacant: &mut Vacant, slot: Slot, front_bytes: u64) -> Slot {
-    let rest = vacant.occupy(blocks);
-    let whole = block_at_mut(blocks, slot);
-    let (address, key) = (whole.address, whole.key);
-    let (size_bytes, requested_bytes) = (whole.size_bytes, whole.requested_bytes);
-    let behind = whole.next;
-    let (kind, reservation, state) = (whole.kind, whole.reservation, whole.state);
-    (whole.size_bytes, whole.next) = (front_bytes, rest);
+fn cut(blocks: &mut [Block], slot: Slot, rest: Slot, front_bytes: u64) {
+    // Each field is copied before the next one is read, which needs fewer registers.
+    block_at_mut(blocks, rest).size_bytes = block_at(blocks, slot).size_bytes - front_bytes;
+    block_at_mut(blocks, rest).address = block_at(blocks, slot).address + front_bytes;
+    block_at_mut(blocks, rest).key = block_at(blocks, slot).key.wrapping_add(front_bytes);
+    block_at_mut(blocks, rest).requested_bytes = block_at(blocks, slot).requested_bytes;
+    let Block { next: behind, kind, reservation, state, .. } = *block_at(blocks, slot);
     let block = block_at_mut(blocks, rest);
-    block.address = address + front_bytes;
-    block.size_bytes = size_bytes - front_bytes;
-    block.requested_bytes = requested_bytes;
-    block.key = key.wrapping_add(front_bytes);
     (block.previous, block.next) = (slot, behind);
     (block.kind, block.reservation, block.state) = (kind, reservation, state);
+    let front = block_at_mut(blocks, slot);
+    (front.size_bytes, front.next) = (front_bytes, rest);
     block_at_mut(blocks, behind).previous = rest;
-    rest
 }
 
 /// A free segment that was removed from the heap to be released.

@@ -40,14 +40,16 @@ impl Default for Slab {
 }
 
 impl Vacant {
-    /// Takes a slot from the list, which must not be empty. See [`Slab::occupy`].
+    /// Takes a slot from the list, unless it is empty. See [`Slab::occupy`].
     #[inline(always)]
-    pub(super) fn occupy(&mut self, blocks: &[Block]) -> Slot {
+    pub(super) fn occupy(&mut self, blocks: &[Block]) -> Option<Slot> {
         let slot = self.first;
-        debug_assert!(!slot.is_none(), "`with_vacant` leaves a vacant slot");
+        if slot.is_none() {
+            return None;
+        }
         self.first = block_at(blocks, slot).links[0];
         self.occupied += 1;
-        slot
+        Some(slot)
     }
 
     /// Vacates `slot`.
@@ -98,15 +100,6 @@ impl Slab {
         ((index as usize) < self.blocks.len()).then(|| Slot::at(index))
     }
 
-    /// Returns all blocks by slot, and the list of vacant ones, which is not empty.
-    #[inline(always)]
-    pub(super) fn with_vacant(&mut self) -> (&mut [Block], &mut Vacant) {
-        if self.vacant.first.is_none() {
-            self.grow();
-        }
-        self.parts()
-    }
-
     /// Returns all blocks by slot, and the list of vacant ones.
     #[inline(always)]
     pub(super) fn parts(&mut self) -> (&mut [Block], &mut Vacant) {
@@ -116,8 +109,12 @@ impl Slab {
     /// Returns a slot for a new block. Its generation and priority are kept; the caller sets all other
     /// fields.
     pub(super) fn occupy(&mut self) -> Slot {
-        let (blocks, vacant) = self.with_vacant();
-        vacant.occupy(blocks)
+        loop {
+            if let Some(slot) = self.vacant.occupy(&self.blocks) {
+                return slot;
+            }
+            self.grow();
+        }
     }
 
     /// Vacates `slot` and returns a copy of its block.
