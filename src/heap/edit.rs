@@ -263,15 +263,16 @@ impl Heap {
     pub(crate) fn free(&mut self, slot: Slot, clock: u64) -> Completed {
         debug_assert!(!self.is_used_by_other_streams(slot), "blocks in use elsewhere drain first");
         self.retire(slot);
-        self.make_free(slot, Some(clock), Report)
+        self.make_free(slot, Some(clock), |_| Report)
     }
 
-    /// As [`free`](Self::free), if the order has no extras. `count` counts the change in inactive splits.
+    /// As [`free`](Self::free), if the order has no extras. The result of `count` for the kind of the block
+    /// counts the change in inactive splits.
     #[inline(always)]
     pub(crate) fn put_back<C: CountParts>(
         &mut self,
         slot: Slot,
-        count: C,
+        count: impl FnOnce(PoolKind) -> C,
     ) -> Completed<C::Counted> {
         debug_assert!(!self.order.updates_on_hit(), "`free` updates keys and birth times");
         debug_assert!(!self.is_used_by_other_streams(slot), "blocks in use elsewhere drain first");
@@ -297,7 +298,7 @@ impl Heap {
     #[inline]
     pub(crate) fn complete(&mut self, slot: Slot, clock: u64) -> Completed {
         assert!(self.slab.get(slot).state == BlockState::Draining, "only drained blocks complete");
-        self.make_free(slot, Some(clock), Report)
+        self.make_free(slot, Some(clock), |_| Report)
     }
 
     /// Makes the block at `slot`, which is retired or drained and in no index, free, and joins it with its
@@ -307,13 +308,13 @@ impl Heap {
         &mut self,
         slot: Slot,
         clock: Option<u64>,
-        count: C,
+        count: impl FnOnce(PoolKind) -> C,
     ) -> Completed<C::Counted> {
         let (blocks, vacant) = self.slab.parts();
         let block = block_at_mut(blocks, slot);
         block.state = BlockState::Free;
         let Block { kind, previous, size_bytes: own_bytes, .. } = *block;
-        let bins = self.free[kind.index()].bins_mut();
+        let (bins, count) = (self.free[kind.index()].bins_mut(), count(kind));
         let (mut size_bytes, mut joined) = (own_bytes, 0);
         if block_at(blocks, previous).state == BlockState::Free {
             let removed = *block_at(blocks, previous);
@@ -348,11 +349,11 @@ impl Heap {
         }
         let block = block_at(blocks, slot);
         let inactive = if block.is_expandable() {
-            count.less(kind, 0, 0)
+            count.less(0, 0)
         } else if block.is_split() {
-            count.more(kind, 1 - joined, own_bytes)
+            count.more(1 - joined, own_bytes)
         } else {
-            count.less(kind, -joined, size_bytes - own_bytes)
+            count.less(-joined, size_bytes - own_bytes)
         };
         let Block { requested_bytes, .. } = *block;
         Completed { size_bytes: own_bytes, requested_bytes, kind, inactive }
@@ -512,19 +513,19 @@ impl Parts<'_> {
             let front = block_at(blocks, slot);
             // Parts of expandable segments are not counted: they are not fragmentation.
             if front.is_expandable() {
-                count.less(kind, 0, 0)
+                count.less(0, 0)
             } else if front.previous.0 | block_at(blocks, rest).next.0 == 0 {
-                count.more(kind, 1, rest_bytes)
+                count.more(1, rest_bytes)
             } else {
-                count.less(kind, 0, rounded_bytes)
+                count.less(0, rounded_bytes)
             }
         } else {
             self.bins.remove(blocks, bin, slot);
             let whole = block_at(blocks, slot);
             if !whole.is_expandable() && whole.is_split() {
-                count.less(kind, -1, whole.size_bytes)
+                count.less(-1, whole.size_bytes)
             } else {
-                count.less(kind, 0, 0)
+                count.less(0, 0)
             }
         };
         let block = block_at_mut(blocks, slot);

@@ -1,7 +1,5 @@
 //! The changes of inactive splits that an allocation or a free makes, and how they reach the counters.
 
-use crate::size::PoolKind;
-
 /// The change in the number and size of inactive splits: free blocks that are only a part of their
 /// segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,17 +18,17 @@ impl SplitChange {
     }
 }
 
-/// Counts a change in inactive splits. A heap calls the function for its direction, so that an inlined
-/// implementation need not test signs.
+/// Counts a change in inactive splits of one kind of pool. A heap calls the function for its direction, so
+/// that an inlined implementation need not test signs.
 pub(crate) trait CountParts: Sized {
     /// The result of counting.
     type Counted;
 
     /// Counts `bytes` more in inactive splits. Their number changes by `count`.
-    fn more(self, kind: PoolKind, count: i64, bytes: u64) -> Self::Counted;
+    fn more(self, count: i64, bytes: u64) -> Self::Counted;
 
     /// Counts `bytes` less in inactive splits, whose number does not grow. It changes by `count`.
-    fn less(self, kind: PoolKind, count: i64, bytes: u64) -> Self::Counted;
+    fn less(self, count: i64, bytes: u64) -> Self::Counted;
 }
 
 /// Returns the change without counting it.
@@ -40,12 +38,12 @@ impl CountParts for Report {
     type Counted = SplitChange;
 
     #[inline(always)]
-    fn more(self, _: PoolKind, count: i64, bytes: u64) -> SplitChange {
+    fn more(self, count: i64, bytes: u64) -> SplitChange {
         SplitChange { count, bytes: signed(bytes) }
     }
 
     #[inline(always)]
-    fn less(self, _: PoolKind, count: i64, bytes: u64) -> SplitChange {
+    fn less(self, count: i64, bytes: u64) -> SplitChange {
         SplitChange { count, bytes: -signed(bytes) }
     }
 }

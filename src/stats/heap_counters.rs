@@ -98,7 +98,7 @@ const ACTIVE_OF_BOTH: usize = 3;
 /// The counters of one kind of pool in one heap.
 #[derive(Clone, Debug, Default)]
 #[repr(align(64))]
-struct Account {
+pub(crate) struct Account {
     /// At most the spare of the tightest limit of each counter. Negative after a limit was passed.
     room: Hot,
     /// Draining blocks whose spare is not in `beyond` yet. Each adds spare to the limits of live blocks.
@@ -169,6 +169,12 @@ fn count(sum: &mut i64, more: i64) {
 }
 
 impl HeapCounters {
+    /// Returns the counters of one kind.
+    #[inline]
+    pub(crate) fn account(&mut self, kind: PoolKind) -> &mut Account {
+        &mut self.accounts[kind.index()]
+    }
+
     /// Counts an allocated block. `parts` is the result of counting its change in inactive splits. Returns
     /// true if a limit is passed: then the caller must call the ledger. An unlisted heap has no spare, so it
     /// passes one.
@@ -181,7 +187,7 @@ impl HeapCounters {
         requested_bytes: u64,
         oversize: bool,
     ) -> bool {
-        let account = &mut self.accounts[out.kind.index()];
+        let account = self.account(out.kind);
         let (size, requested) = (signed(out.size_bytes), signed(requested_bytes));
         count(&mut account.allocated[BLOCKS], 1);
         count(&mut account.allocated[BYTES], size);
@@ -209,7 +215,7 @@ impl HeapCounters {
         size_bytes: u64,
         oversize: bool,
     ) -> bool {
-        let account = &mut self.accounts[kind.index()];
+        let account = self.account(kind);
         let size = signed(size_bytes);
         account.count_freed([1, size], oversize);
         account.draining = zip(account.draining, [1, size], plus);
@@ -223,7 +229,7 @@ impl HeapCounters {
     #[inline]
     pub(crate) fn drained(&mut self, done: &Completed) -> bool {
         let least = self.count_parts(done.kind, done.inactive);
-        let account = &mut self.accounts[done.kind.index()];
+        let account = self.account(done.kind);
         account.drained([1, signed(done.size_bytes)]);
         account.count_requested_freed(done.requested_bytes);
         least.is_passed() || !self.listed
@@ -239,7 +245,7 @@ impl HeapCounters {
         parts: LeastRoom,
         oversize: bool,
     ) -> bool {
-        let account = &mut self.accounts[done.kind.index()];
+        let account = self.account(done.kind);
         let size = signed(done.size_bytes);
         account.count_freed([1, size], oversize);
         account.room[BLOCKS] += 1;
@@ -251,12 +257,12 @@ impl HeapCounters {
     /// Counts a change in the inactive splits of a kind.
     pub(crate) fn count_parts(&mut self, kind: PoolKind, change: SplitChange) -> LeastRoom {
         let SplitChange { count: parts, bytes } = change;
+        let account = self.account(kind);
         match (parts, bytes) {
-            (_, 1..) => self.more(kind, parts, bytes.unsigned_abs()),
-            (..=0, _) => self.less(kind, parts, bytes.unsigned_abs()),
+            (_, 1..) => account.more(parts, bytes.unsigned_abs()),
+            (..=0, _) => account.less(parts, bytes.unsigned_abs()),
             // A block was placed inside a free part.
             (1.., _) => {
-                let account = &mut self.accounts[kind.index()];
                 count(&mut account.allocated[PARTS], parts);
                 account.remove_parts(parts, bytes);
                 LeastRoom(account.room[PARTS])
@@ -384,27 +390,25 @@ fn with_active(hot: Hot, active: Amount) -> CounterValues {
     ])
 }
 
-impl CountParts for &mut HeapCounters {
+impl CountParts for &mut Account {
     type Counted = LeastRoom;
 
     #[inline(always)]
-    fn more(self, kind: PoolKind, parts: i64, bytes: u64) -> LeastRoom {
-        let account = &mut self.accounts[kind.index()];
+    fn more(self, parts: i64, bytes: u64) -> LeastRoom {
         if parts < 0 {
             // Free parts on both sides were joined with the block.
-            count(&mut account.freed[PARTS], -parts);
+            count(&mut self.freed[PARTS], -parts);
         } else {
-            count(&mut account.allocated[PARTS], parts);
+            count(&mut self.allocated[PARTS], parts);
         }
-        LeastRoom(account.add_parts(parts, signed(bytes)))
+        LeastRoom(self.add_parts(parts, signed(bytes)))
     }
 
     #[inline(always)]
-    fn less(self, kind: PoolKind, parts: i64, bytes: u64) -> LeastRoom {
+    fn less(self, parts: i64, bytes: u64) -> LeastRoom {
         debug_assert!(parts <= 0);
-        let account = &mut self.accounts[kind.index()];
-        count(&mut account.freed[PARTS], -parts);
-        account.remove_parts(parts, -signed(bytes));
+        count(&mut self.freed[PARTS], -parts);
+        self.remove_parts(parts, -signed(bytes));
         LeastRoom(0)
     }
 }

@@ -191,8 +191,8 @@ impl Engine {
         let rounded_bytes = align_up(bytes, MIN_BLOCK_BYTES);
         let kind = PoolKind::of(rounded_bytes);
         let rules = &policy.rules;
-        if *is_plain && let Some(out) = heap.take(kind, rounded_bytes, bytes, rules, &mut *counters)
-        {
+        let account = counters.account(kind);
+        if *is_plain && let Some(out) = heap.take(kind, rounded_bytes, bytes, rules, account) {
             counters.hits += 1;
             if counters.allocated(&out, out.inactive, bytes, false) {
                 self.ledger.raise_limits(cell.number, kind, counters, &self.heaps);
@@ -345,7 +345,7 @@ impl Engine {
     #[inline(always)]
     fn free_plainly(&self, cell: &HeapCell, state: &mut HeapState, slot: Slot) -> u64 {
         let HeapState { heap, counters, .. } = state;
-        let done = heap.put_back(slot, &mut *counters);
+        let done = heap.put_back(slot, |kind| counters.account(kind));
         if counters.freed(&done, done.inactive, false) {
             self.ledger.park(cell.number, done.kind, counters, &self.heaps);
         }

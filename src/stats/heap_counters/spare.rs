@@ -183,11 +183,6 @@ impl HeapCounters {
         room | unsettled | i64::from(small.has_beyond | large.has_beyond) != 0
     }
 
-    #[inline]
-    fn account(&mut self, kind: PoolKind) -> &mut Account {
-        &mut self.accounts[kind.index()]
-    }
-
     /// Returns the account of `kind`, then the other one.
     fn own_first(&mut self, kind: PoolKind) -> [&mut Account; 2] {
         let [small, large] = &mut self.accounts;
