@@ -233,8 +233,9 @@ impl Heap {
     pub(crate) fn drain(&mut self, slot: Slot, events: u32) {
         debug_assert!(events > 0, "I5: a draining block waits for something");
         assert!(self.slab.get(slot).state == BlockState::Live, "only live blocks are freed");
-        self.retire(slot);
+        self.forget_start(slot);
         let block = self.slab.get_mut(slot);
+        block.generation = block.generation.wrapping_add(1);
         let uses = std::mem::replace(&mut block.links[0], Slot(events));
         block.state = BlockState::Draining;
         self.uses.clear(uses);
@@ -262,7 +263,7 @@ impl Heap {
     /// found it with [`live`](Self::live) or the like, which is not checked here.
     pub(crate) fn free(&mut self, slot: Slot, clock: u64) -> Completed {
         debug_assert!(!self.is_used_by_other_streams(slot), "blocks in use elsewhere drain first");
-        self.retire(slot);
+        self.forget_start(slot);
         self.make_free(slot, Some(clock), |_| Report)
     }
 
@@ -276,22 +277,20 @@ impl Heap {
     ) -> Completed<C::Counted> {
         debug_assert!(!self.order.updates_on_hit(), "`free` updates keys and birth times");
         debug_assert!(!self.is_used_by_other_streams(slot), "blocks in use elsewhere drain first");
-        self.retire(slot);
+        self.forget_start(slot);
         self.make_free(slot, None, count)
     }
 
-    /// Retires the live block at `slot`: makes its id stale.
+    /// Removes the live block at `slot` from the table of starts, if there is one. This comes before any
+    /// change of the block, so that a search by address and this compute the bucket once.
     #[inline(always)]
-    fn retire(&mut self, slot: Slot) {
+    fn forget_start(&mut self, slot: Slot) {
         let (blocks, _) = self.slab.parts();
-        // Before any change of the block, so that a search by address and this compute the bucket once.
+        debug_assert!(block_at(blocks, slot).state == BlockState::Live, "the block is live");
         if let Some(starts) = &mut self.starts {
             let address = block_at(blocks, slot).address;
             starts.remove(blocks, slot, address);
         }
-        let block = block_at_mut(blocks, slot);
-        debug_assert!(block.state == BlockState::Live, "only live blocks are freed");
-        block.generation = block.generation.wrapping_add(1);
     }
 
     /// Makes a drained block free, and joins it with its free neighbours.
@@ -301,8 +300,8 @@ impl Heap {
         self.make_free(slot, Some(clock), |_| Report)
     }
 
-    /// Makes the block at `slot`, which is retired or drained and in no index, free, and joins it with its
-    /// free neighbours. `clock` is given unless the order has no extras.
+    /// Makes the block at `slot`, which is in no index nor in the table of starts, free, and joins it with
+    /// its free neighbours. Its id is stale from now on. `clock` is given unless the order has no extras.
     #[inline(always)]
     fn make_free<C: CountParts>(
         &mut self,
@@ -313,6 +312,7 @@ impl Heap {
         let (blocks, vacant) = self.slab.parts();
         let block = block_at_mut(blocks, slot);
         block.state = BlockState::Free;
+        block.generation = block.generation.wrapping_add(1);
         let Block { kind, previous, size_bytes: own_bytes, .. } = *block;
         let (bins, count) = (self.free[kind.index()].bins_mut(), count(kind));
         let (mut size_bytes, mut joined) = (own_bytes, 0);
