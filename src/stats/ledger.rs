@@ -52,8 +52,8 @@ struct State {
     others: VecDeque<u32>,
     /// Spare that belongs to no heap.
     parked: Parked,
-    /// The heap that parked last.
-    parked_by: Option<u32>,
+    /// The heap that parked last. Before any has, heap 0, which then enters the list at its first free.
+    parked_by: u32,
 }
 
 impl Ledger {
@@ -100,10 +100,10 @@ impl Ledger {
             && !counters.is_listed()
             && let Some(mut state) = self.state.try_lock()
         {
-            if state.parked_by == Some(own) {
+            if state.parked_by == own {
                 return State::enter(state, own, counters);
             }
-            state.parked_by = Some(own);
+            state.parked_by = own;
             counters.park(kind, &mut state.parked);
         } else {
             self.list(own, kind, counters, heaps);
@@ -154,7 +154,7 @@ impl Ledger {
     pub(crate) fn reset_peaks<'a>(&self, heaps: impl Iterator<Item = &'a mut HeapCounters>) {
         let state = &mut *self.state.lock();
         state.peak = Default::default();
-        (state.first, state.parked_by) = (None, None);
+        state.first = None;
         state.others.clear();
         state.parked = Parked::default();
         for counters in heaps {
