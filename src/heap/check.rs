@@ -129,9 +129,10 @@ impl Heap {
     }
 
     fn check_starts(&self) -> Result<(), Broken> {
-        let Some(starts) = &self.starts else {
+        let starts = &self.starts;
+        if !starts.is_kept {
             return Ok(());
-        };
+        }
         let mut live = 0;
         for slot in self.slab.occupied() {
             let block = self.slab.get(slot);

@@ -136,9 +136,7 @@ impl Heap {
         let rest = if splits { Some(vacant.occupy(blocks)?) } else { None };
         let mut parts = Parts { bins, blocks, order: None };
         let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, rest, count);
-        if let Some(starts) = &mut self.starts {
-            starts.insert(parts.blocks, slot, out.address);
-        }
+        self.starts.insert(parts.blocks, slot, out.address);
         Some(out)
     }
 
@@ -187,9 +185,7 @@ impl Heap {
         let (blocks, bins) = (self.slab.parts().0, self.free[kind.index()].bins_mut());
         let mut parts = Parts { bins, blocks, order };
         let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, rest, Report);
-        if let Some(starts) = &mut self.starts {
-            starts.insert(parts.blocks, slot, out.address);
-        }
+        self.starts.insert(parts.blocks, slot, out.address);
         out
     }
 
@@ -281,16 +277,13 @@ impl Heap {
         self.make_free(slot, None, count)
     }
 
-    /// Removes the live block at `slot` from the table of starts, if there is one. This comes before any
-    /// change of the block, so that a search by address and this compute the bucket once.
+    /// Removes the live block at `slot` from the table of starts. This comes before any change of the block,
+    /// so that a search by address and this compute the bucket once.
     #[inline(always)]
     fn forget_start(&mut self, slot: Slot) {
         let (blocks, _) = self.slab.parts();
         debug_assert!(block_at(blocks, slot).state == BlockState::Live, "the block is live");
-        if let Some(starts) = &mut self.starts {
-            let address = block_at(blocks, slot).address;
-            starts.remove(blocks, slot, address);
-        }
+        self.starts.remove(blocks, slot);
     }
 
     /// Makes a drained block free, and joins it with its free neighbours.

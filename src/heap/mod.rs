@@ -66,8 +66,7 @@ pub(crate) struct Heap {
     order: Order,
     uses: Uses,
     expandable: Expandable,
-    /// Live blocks by address; kept only for callers that free by address.
-    starts: Option<Starts>,
+    starts: Starts,
 }
 
 impl Heap {
@@ -80,7 +79,7 @@ impl Heap {
             order: Order::of(ties),
             uses: Uses::default(),
             expandable: Expandable::default(),
-            starts: raw_addresses.then(Starts::default),
+            starts: Starts::new(raw_addresses),
         }
     }
 
@@ -174,7 +173,7 @@ impl Heap {
     #[inline]
     #[must_use]
     pub(crate) fn live_at(&self, address: u64) -> Option<Slot> {
-        self.starts.as_ref()?.find(self.slab.blocks(), address)
+        self.starts.find(self.slab.blocks(), address)
     }
 
     /// Returns the next block of the segment behind `slot`, if it is free.
@@ -209,7 +208,7 @@ impl Heap {
             + self.free.iter().map(FreeIndex::bytes).sum::<usize>()
             + self.order.bytes()
             + self.uses.bytes()
-            + self.starts.as_ref().map_or(0, Starts::bytes)
+            + self.starts.bytes()
     }
 
     /// Returns the number of unmapped blocks.

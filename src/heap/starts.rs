@@ -1,7 +1,7 @@
 //! Live blocks by address: a hash table that grows by one bucket at a time.
 //!
 //! Linear hashing, with chains threaded through the blocks: a new bucket takes blocks from one other bucket
-//! only, so that no insertion rehashes the whole table. The table never shrinks. It exists only for callers
+//! only, so that no insertion rehashes the whole table. The table never shrinks. It is kept only for callers
 //! that free by address.
 //!
 //! Source of the scheme: W. Litwin, "Linear Hashing", VLDB 1980.
@@ -9,8 +9,10 @@
 use super::at::{block_at, block_at_mut};
 use super::block::{Block, Slot};
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Starts {
+    /// False for callers that never free by address. Then the table stays empty.
+    pub(super) is_kept: bool,
     /// The first block of each bucket's chain.
     heads: Vec<Slot>,
     /// The least power of two that is not below the number of buckets, minus one.
@@ -18,6 +20,10 @@ pub(super) struct Starts {
 }
 
 impl Starts {
+    pub(super) fn new(is_kept: bool) -> Self {
+        Self { is_kept, heads: Vec::new(), mask: 0 }
+    }
+
     #[inline(always)]
     pub(super) fn find(&self, blocks: &[Block], address: u64) -> Option<Slot> {
         // Without buckets there is no head either.
@@ -34,19 +40,24 @@ impl Starts {
 
     #[inline(always)]
     pub(super) fn insert(&mut self, blocks: &mut [Block], slot: Slot, address: u64) {
-        // Two buckets for each slot in use keep most chains at length one.
-        if self.heads.len() <= 2 * slot.index() as usize {
+        if !self.is_kept {
+            return;
+        }
+        if !self.has_buckets_for(slot) {
             self.grow(blocks, slot);
         }
         self.push(blocks, self.bucket_of(address), slot);
     }
 
-    /// Removes the block at `slot`, which starts at `address`.
+    /// Removes the block at `slot`.
     #[inline(always)]
-    pub(super) fn remove(&mut self, blocks: &mut [Block], slot: Slot, address: u64) {
+    pub(super) fn remove(&mut self, blocks: &mut [Block], slot: Slot) {
+        if !self.is_kept {
+            return;
+        }
+        let Block { address, over: next, .. } = *block_at(blocks, slot);
         let bucket = self.bucket_of(address);
         let head = &mut self.heads[bucket];
-        let next = block_at(blocks, slot).over;
         if *head == slot {
             *head = next;
         } else {
@@ -55,12 +66,19 @@ impl Starts {
         }
     }
 
+    /// Returns true if there are at least two buckets for each slot up to this one. That keeps most chains at
+    /// length one.
+    #[inline(always)]
+    fn has_buckets_for(&self, slot: Slot) -> bool {
+        self.heads.len() * (Slot::STEP as usize / 2) > slot.0 as usize
+    }
+
     /// Adds buckets for all slots up to `last`. Moves to each the blocks that now belong there, which all
     /// come from a single bucket.
     #[cold]
     #[inline(never)]
     fn grow(&mut self, blocks: &mut [Block], last: Slot) {
-        while self.heads.len() <= 2 * last.index() as usize {
+        while !self.has_buckets_for(last) {
             let new = self.heads.len();
             self.heads.push(Slot::NONE);
             self.mask = self.heads.len().next_power_of_two() - 1;
@@ -86,8 +104,8 @@ impl Starts {
 
     #[inline(always)]
     fn bucket_of(&self, address: u64) -> usize {
-        let hash = (address >> 9).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        let hash = hash as usize;
+        // The high bits of the product depend on most bits of the address. A heap has fewer than 2^28 blocks.
+        let hash = (address.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 36) as usize;
         let bucket = hash & self.mask;
         // Between two powers of two a branch here would be unpredictable.
         bucket & self.mask >> u32::from(bucket >= self.heads.len())
