@@ -2,7 +2,7 @@
 //! caught.
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -87,8 +87,7 @@ impl Failure {
 }
 
 thread_local! {
-    static LAST: RefCell<String> = const { RefCell::new(String::new()) };
-    static LAST_STATUS: Cell<Status> = const { Cell::new(Status::Ok) };
+    static LAST: RefCell<(Status, String)> = const { RefCell::new((Status::Ok, String::new())) };
 }
 
 /// Runs one call. A failure or a panic is returned as a status, and its message becomes the thread's
@@ -115,9 +114,10 @@ pub(super) fn status(work: impl FnOnce() -> Result<(), Failure>) -> Status {
 
 #[cold]
 fn remember(failure: Failure) -> Status {
-    set_last_error(failure.text);
-    let _ = LAST_STATUS.try_with(|last| last.set(failure.status));
-    failure.status
+    let Failure { status, text } = failure;
+    // The thread-local may be destroyed already if the thread is exiting.
+    let _ = LAST.try_with(|last| *last.borrow_mut() = (status, text));
+    status
 }
 
 #[cold]
@@ -133,17 +133,12 @@ fn panicked(panic: Box<dyn Any + Send>) -> Failure {
 
 /// Returns the message of the calling thread's last failed call. Empty if no call has failed.
 pub(super) fn last_error() -> String {
-    LAST.try_with(|last| last.borrow().clone()).unwrap_or_default()
+    LAST.try_with(|last| last.borrow().1.clone()).unwrap_or_default()
 }
 
 /// Returns the status of the calling thread's last failed call. `Ok` if no call has failed.
 pub(super) fn last_status() -> Status {
-    LAST_STATUS.try_with(Cell::get).unwrap_or(Status::Ok)
-}
-
-fn set_last_error(text: String) {
-    // The thread-local may be destroyed already if the thread is exiting.
-    let _ = LAST.try_with(|last| *last.borrow_mut() = text);
+    LAST.try_with(|last| last.borrow().0).unwrap_or(Status::Ok)
 }
 
 /// An error type that converts to a [`Failure`].
