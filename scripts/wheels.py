@@ -221,6 +221,8 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, default=WORK)
     parser.add_argument("--built")
     options = parser.parse_args()
+    if options.built and len(options.arch) != 1:
+        parser.error("--built needs --arch with the one architecture that the files are for")
     tools = installed_tools()
     systems = [System(tools, name) for name in options.arch]
     classes(systems, options.torch)

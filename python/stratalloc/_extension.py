@@ -144,7 +144,8 @@ def _built(torch):
     if path.is_file():
         return str(path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        # Objects in it are loaded into the process.
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _locked(path.with_suffix(".lock")):
             # Another process may have built the object while this one waited for the lock.
             if not path.is_file():
@@ -156,7 +157,10 @@ def _built(torch):
 
 def _cache():
     home = os.environ.get("XDG_CACHE_HOME")
-    base = pathlib.Path(home) if home else pathlib.Path.home() / ".cache"
+    try:
+        base = pathlib.Path(home) if home else pathlib.Path.home() / ".cache"
+    except RuntimeError as error:
+        raise Unavailable(f"a folder for the object: {error}; set XDG_CACHE_HOME") from error
     return base / "stratalloc"
 
 

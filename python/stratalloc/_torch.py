@@ -149,7 +149,8 @@ def _pinned_conf(pinned):
         value = os.environ.get(_PINNED, "")
         pinned = {"": False, "0": False, "1": True}.get(value, value)
     if isinstance(pinned, str):
-        return f"backend:pinned,{pinned}"
+        # Behind the keys, so that no other backend replaces it.
+        return f"{pinned},backend:pinned"
     return "backend:pinned" if pinned else None
 
 

@@ -304,7 +304,7 @@ for read, name in ((json.load, "s.json"), (pickle.load, "s.pickle")):
             self.good(
                 """
 ours = stratalloc.install()
-assert ours.pinned == "backend:pinned,pinned_num_register_threads:4" and stratalloc.install() is ours
+assert ours.pinned == "pinned_num_register_threads:4,backend:pinned" and stratalloc.install() is ours
 assert stratalloc.install(pinned="pinned_num_register_threads:4") is ours
 refused("the first call", lambda: stratalloc.install(pinned=True))
 """,

@@ -26,7 +26,7 @@ pub(super) enum State {
     Live,
     /// The caller has freed it, and events are being recorded for it.
     Freeing,
-    /// Freed; waits for so many events, or, if there are none yet, for the end of a capture.
+    /// Freed; `events` is the number of events to wait for, and 0 until a capture ends.
     Draining { events: usize },
     /// Freed after it was used in a capture. The graph may use it at each launch, so it is never reused.
     InGraph,

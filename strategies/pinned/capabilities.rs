@@ -90,6 +90,10 @@ impl Caching for PinnedAllocator {
             return Err(DriverError::fixed_key(key));
         }
         *self.core.settings.write() = config.settings().pinned;
+        // The background thread may wait without a timeout, because no age was set. The lock orders this
+        // after its look at the settings.
+        drop(self.core.waiting.is_over.lock());
+        self.core.waiting.changed.notify_one();
         self.core.history.configured(config);
         Ok(())
     }

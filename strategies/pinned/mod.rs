@@ -3,10 +3,11 @@
 //! The device copies from and to such memory by itself, and the program reads and writes it at the address
 //! of the block. Allocating it takes the driver long, so freed blocks are kept.
 //!
-//! **Sizes.** Each block is an allocation of its own, of the requested size rounded up to 512 bytes, or to
-//! 4 KiB from 1 MiB on. A request takes the smallest free block that is at most an eighth larger, and of
-//! equal blocks the one that was freed last. With `pinned_rounding:power_of_two` sizes are powers of two, as
-//! in PyTorch, and a free block of exactly that size is taken.
+//! **Sizes.** Each block outside the reserved segment is an allocation of its own, of the requested size
+//! rounded up to 512 bytes, or to 4 KiB from 1 MiB on. A request takes the smallest free block that is at
+//! most an eighth larger, and of equal blocks the one that was freed last. With
+//! `pinned_rounding:power_of_two` sizes are powers of two, as in PyTorch, and a free block of exactly that
+//! size is taken.
 //!
 //! **Streams.** A block is reused when the work that used it has finished. Only streams that were announced
 //! with `record_stream` count, as in PyTorch; the stream of the request does not. So a program announces

@@ -1,8 +1,9 @@
 //! The reserved segment (`pinned_reserve_segment_size_mb`): one allocation of the driver, made when the
 //! allocator is built, from which requests are served before the driver is called.
 //!
-//! Its bytes are given out in address order. A part that is freed stays a block of its size. Once all
-//! parts are free, the whole segment is unused again. It is released when the allocator is dropped.
+//! Its bytes are allocated in address order. A part that is freed stays a block of its size. When the
+//! cache is emptied or memory runs out and all parts are free, the whole segment is unused again. It is
+//! released when the allocator is dropped.
 
 use super::blocks::Origin;
 use crate::history::{BlockLayout, BlockStateName, SegmentLayout};

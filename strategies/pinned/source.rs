@@ -33,8 +33,14 @@ impl HostSource {
         };
         let system = match settings.numa {
             PinnedNuma::Node(node) => Some(on_node(node)?),
-            // A machine or container without a choice of nodes serves the program too.
-            PinnedNuma::Auto => host.host_node()?.and_then(|node| on_node(node).ok()),
+            // A container may forbid the choice of a node. It serves the program too.
+            PinnedNuma::Auto => host.host_node()?.and_then(|node| {
+                let chosen = on_node(node);
+                if let Err(error) = &chosen {
+                    log::warn!("pinned_numa:auto has no effect: node {node}: {error}");
+                }
+                chosen.ok()
+            }),
             PinnedNuma::Any => None,
         };
         let system = system.or_else(|| settings.use_host_register.then(SystemMemory::default));

@@ -77,7 +77,6 @@ fn a_background_thread_frees_blocks_while_a_graph_is_captured() {
     let [stream, other] = [0, 1].map(|_| cuda.create_stream().unwrap());
     let [captured, copied] = [0, 1].map(|_| own.take(MIB));
     let [address, target] = [&captured, &copied].map(Allocation::address);
-    Capture::expect_captures(&*cuda, true).unwrap();
     Capture::begin(&*cuda, stream).unwrap();
     cuda.copy(address, target, MIB, stream).unwrap();
     own.record_stream_raw(address, stream).unwrap();
@@ -88,7 +87,6 @@ fn a_background_thread_frees_blocks_while_a_graph_is_captured() {
         thread::yield_now();
     }
     let graph = cuda.end_capture(stream).unwrap();
-    Capture::expect_captures(&*cuda, false).unwrap();
     assert_eq!(own.take(MIB).address(), target);
     assert_ne!(own.take(MIB).address(), address, "the graph uses it at each launch");
     cuda.fill(target, 3, MIB, stream).unwrap();

@@ -31,6 +31,8 @@ void release_block(void* pointer) {
     HostAllocator::get().free(pointer);
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "stratalloc: pinned memory: %s\n", error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "stratalloc: pinned memory: %s\n", error.what());
   }
 }
 
@@ -198,9 +200,16 @@ bool HostAllocator::record_event(void* pointer, void* context, c10::Stream strea
   }
   auto& block = found->second;
   CUDAStream used(stream);
-  add_once(block.streams, used);
   if (is_capturing(used)) {
+    add_once(block.streams, used);
     add_once(block.captured_in, capture_pool_of(stream));
+  } else if (used.device_index() == block.device) {
+    // Announced now, because the stream may be captured when the block is freed, by a graph that does not
+    // use it.
+    Relaxed relaxed;
+    check(library.record_stream(open(block.device), found->first, used.stream()));
+  } else {
+    add_once(block.streams, used);
   }
   return true;
 }
@@ -258,12 +267,18 @@ void HostAllocator::free_captured() {
     block.streams.clear();
   }
   // A graph may still run after the program has destroyed it.
-  for (auto device : devices) {
-    CUDAGuard on(device);
-    C10_CUDA_CHECK(cudaDeviceSynchronize());
-  }
-  for (const auto& freed : all) {
-    free_in_library(freed);
+  try {
+    for (auto device : devices) {
+      CUDAGuard on(device);
+      C10_CUDA_CHECK(cudaDeviceSynchronize());
+    }
+    for (; !all.empty(); all.pop_back()) {
+      free_in_library(all.back());
+    }
+  } catch (...) {
+    guard.lock();
+    captured_.insert(captured_.end(), all.begin(), all.end());
+    throw;
   }
 }
 
@@ -353,11 +368,21 @@ void HostAllocator::configure(const std::string& conf) {
   if (conf_.empty() || keys.empty()) {
     return;
   }
-  conf_ += "," + keys;
-  for_each_open([&](uint64_t handle) {
-    check(library.set_conf(handle, keys.c_str()));
-    conf_ = text_of(handle, STRATALLOC_TEXT_CONF);
-  });
+  auto next = conf_ + "," + keys;
+  std::vector<std::pair<uint64_t, std::string>> before;
+  try {
+    for_each_open([&](uint64_t handle) {
+      before.emplace_back(handle, text_of(handle, STRATALLOC_TEXT_CONF));
+      check(library.set_conf(handle, keys.c_str()));
+      next = text_of(handle, STRATALLOC_TEXT_CONF);
+    });
+  } catch (...) {
+    for (const auto& [handle, conf] : before) {
+      static_cast<void>(library.set_conf(handle, conf.c_str()));
+    }
+    throw;
+  }
+  conf_ = next;
 }
 
 } // namespace stratalloc_torch

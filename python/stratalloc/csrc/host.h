@@ -61,7 +61,8 @@ class HostAllocator final : public at::HostAllocator {
 
   struct Block {
     c10::DeviceIndex device;
-    // The streams that used the block, without duplicates.
+    // The streams that used the block and are announced to the library when it is freed, without duplicates:
+    // those of other devices, and those of captures.
     std::vector<c10::cuda::CUDAStream> streams;
     // The pools of the graph captures that used the block.
     std::vector<Pool> captured_in;

@@ -125,8 +125,8 @@ void heed_settings() {
     try {
       check(library.check_conf(conf.c_str()));
       pytorch(for_pytorch(conf));
-      Allocator::get().configure(conf);
       HostAllocator::get().configure(conf);
+      Allocator::get().configure(conf);
     } catch (...) {
       half->put_back(pytorch);
       throw;

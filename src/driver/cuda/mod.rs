@@ -38,7 +38,7 @@ mod processes;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use hashbrown::HashSet;
 use parking_lot::Mutex;
@@ -109,6 +109,8 @@ pub struct Cuda {
     slabs: Mutex<pinned::Slabs>,
     /// Number of expected captures.
     captures_expected: AtomicUsize,
+    /// True once host memory was allocated or registered. Captures are not announced to its allocators.
+    has_host_memory: AtomicBool,
     /// Other devices whose primary contexts are retained: CUDA's device handle, and the context.
     others: Mutex<Vec<(i32, u64)>>,
     /// Stream for recording events after the work of streams of other contexts (see `across`). Created
@@ -232,6 +234,7 @@ impl Cuda {
             // If the device has no calls for captures, no caller can announce one. So the count starts at
             // 1: a capture is always expected.
             captures_expected: AtomicUsize::new(usize::from(!can.capture)),
+            has_host_memory: AtomicBool::new(false),
             others: Mutex::default(),
             bridge: Mutex::default(),
         };
@@ -300,10 +303,13 @@ impl Cuda {
         Ok(Entered(Some(self.api)))
     }
 
-    /// Calls [`relax`](Self::relax) if captures are expected. If not, saves two calls of the library.
+    /// Calls [`relax`](Self::relax) if captures are expected or are not announced. If not, saves two calls
+    /// of the library.
     #[inline]
     fn relax_if_captures(&self) -> Option<Relaxed> {
-        if self.captures_expected.load(Ordering::Relaxed) == 0 { None } else { self.relax() }
+        let may_be_captured = self.captures_expected.load(Ordering::Relaxed) != 0
+            || self.has_host_memory.load(Ordering::Relaxed);
+        if may_be_captured { self.relax() } else { None }
     }
 
     /// Relaxes the thread's capture mode while the guard lives. The thread's calls then invalidate no

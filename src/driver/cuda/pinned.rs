@@ -6,6 +6,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
 
@@ -109,6 +110,7 @@ impl PinnedMemory for Cuda {
 impl HostMemory for Cuda {
     fn allocate_host(&self, size_bytes: u64) -> DriverResult<u64> {
         let _ready = self.enter_relaxed()?;
+        self.has_host_memory.store(true, Ordering::Relaxed);
         let bytes = size(size_bytes)?;
         got(|pointer| self.api.host_allocate(pointer, bytes, PORTABLE))
     }
@@ -120,6 +122,7 @@ impl HostMemory for Cuda {
 
     fn register_host(&self, address: u64, size_bytes: u64) -> DriverResult<()> {
         let _ready = self.enter_relaxed()?;
+        self.has_host_memory.store(true, Ordering::Relaxed);
         self.api.host_register(address, size(size_bytes)?, PORTABLE).ok()
     }
 

@@ -52,6 +52,7 @@ pub(super) fn device_over(api: Api, can: Abilities) -> Cuda {
         gates: Default::default(),
         slabs: Default::default(),
         captures_expected: 0.into(),
+        has_host_memory: false.into(),
         others: Default::default(),
         bridge: Default::default(),
     }
