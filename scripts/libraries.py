@@ -312,10 +312,14 @@ def tests():
             compare("Numba", of_numba)
 
 
-# A plug-in of pytest: the tests begin with this allocator as CuPy's. Some use pools of their own.
+# A plug-in of pytest: each test begins with this allocator as CuPy's. Some use pools of their own.
 CUPY_PLUGIN = """
-import atexit, pathlib, stratalloc.cupy
-stratalloc.cupy.enable()
+import atexit, pathlib, pytest, cupy, stratalloc.cupy
+allocator = stratalloc.cupy.allocator()
+@pytest.fixture(autouse=True)
+def over_stratalloc():
+    cupy.cuda.set_allocator(allocator.malloc)
+    yield
 @atexit.register
 def served():
     pathlib.Path("{}").write_text(str(stratalloc.memory_stats(0)["allocation.all.allocated"]))

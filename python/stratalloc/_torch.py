@@ -51,7 +51,7 @@ is_shared = False
 class CUDAAllocator:
     """The library, installed as PyTorch's own allocator. The memory functions of ``torch.cuda`` call it."""
 
-    def __init__(self, extension, dll, pinned):
+    def __init__(self, extension, dll, pinned=None):
         self.extension = extension
         self.pinned = pinned
         self._dll = dll
@@ -315,7 +315,7 @@ def _ordinal(device):
     PyTorch's current device, or 0 before CUDA is used and without PyTorch, because reading the current
     device would initialize CUDA."""
     if _installed is None and not is_shared:
-        raise LibraryError("no library uses the allocator: call stratalloc.install() or another module first")
+        raise LibraryError("the library is not installed under PyTorch; call install() first, or use another module")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(device, torch.device):
         if device.type != "cuda":
