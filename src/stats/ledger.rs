@@ -122,13 +122,27 @@ impl Ledger {
         heaps: &H,
     ) {
         // As in `park`, every path ends in a tail call.
-        if !counters.is_listed()
-            && let Some(mut state) = self.state.try_lock()
-        {
+        if counters.is_listed() {
+            self.raise_listed(own, kind, counters, heaps);
+        } else if let Some(mut state) = self.state.try_lock() {
             if !counters.take_parked(kind, &mut state.parked) {
                 State::search(state, own, kind, counters, heaps);
             }
         } else {
+            self.raise_in_turn(own, kind, counters, heaps);
+        }
+    }
+
+    /// As [`raise_limits`](Self::raise_limits), for a heap that is listed.
+    #[inline(never)]
+    fn raise_listed<H: Heaps>(
+        &self,
+        own: u32,
+        kind: PoolKind,
+        counters: &mut HeapCounters,
+        heaps: &H,
+    ) {
+        if !counters.exchanges_blocks(kind) {
             self.raise_in_turn(own, kind, counters, heaps);
         }
     }

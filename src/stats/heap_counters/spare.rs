@@ -112,12 +112,22 @@ impl HeapCounters {
         self.listed && self.exchange_between_kinds(kind)
     }
 
+    /// As [`covers_itself`](Self::covers_itself), for an account that has passed its limit of blocks only, if
+    /// the room of the other one suffices. At the peak of blocks this occurs whenever a block of one kind is
+    /// allocated after one of the other kind was freed.
+    #[inline(always)]
+    pub(in crate::stats) fn exchanges_blocks(&mut self, kind: PoolKind) -> bool {
+        let [own, other] = self.own_first(kind);
+        let [_, rest @ ..] = own.room;
+        any(rest) >= 0 && own.exchange::<false>(other, BLOCKS)
+    }
+
     /// Covers the account of `kind` as [`covers_itself`](Self::covers_itself) does. If that fails, a part of
     /// the spare may have moved.
     #[inline(never)]
     fn exchange_between_kinds(&mut self, kind: PoolKind) -> bool {
         let [own, other] = self.own_first(kind);
-        (0..HOT).all(|counter| own.room[counter] >= 0 || own.exchange(other, counter))
+        (0..HOT).all(|counter| own.room[counter] >= 0 || own.exchange::<true>(other, counter))
     }
 
     /// Takes spare of the sum of both kinds from this heap's other account. Returns true if the account of
@@ -270,23 +280,24 @@ impl Account {
         least >= 0
     }
 
-    /// Takes spare of the sum from the account of the other kind, if one of this counter's limits of the
-    /// sum is passed: first what is beyond its room. The other account keeps the limits of its kind.
-    /// Returns false if a limit is passed then. Not inlined, so that the loop over the counters is unrolled.
-    #[inline(never)]
-    fn exchange(&mut self, other: &mut Self, counter: usize) -> bool {
+    /// Takes spare of the sum from the account of the other kind, because one of this counter's limits of the
+    /// sum is passed: with `BEYOND`, first what is beyond its room. The other account keeps the limits of its
+    /// kind. Returns false if a limit is passed then.
+    #[inline(always)]
+    fn exchange<const BEYOND: bool>(&mut self, other: &mut Self, counter: usize) -> bool {
         let (own, room) = (self.room[counter], other.room[counter]);
         let [live, active, ..] = &mut self.beyond[counter];
         let [other_live, other_active, live_of_both, active_of_both] = &mut other.beyond[counter];
-        let beyond = (*live_of_both).min(*active_of_both);
-        let part = ((room + beyond - own) / 2).min(*live).min(*active);
-        if part > room + beyond || own + part < 0 {
+        let beyond = if BEYOND { (*live_of_both).min(*active_of_both) } else { 0 };
+        // If this is more than the other account has, even all of that would not suffice.
+        let part = ((room + beyond - own) >> 1).min(*live).min(*active);
+        if own + part < 0 {
             return false;
         }
         self.room[counter] += part;
         *live -= part;
         *active -= part;
-        let of_beyond = part.min(beyond);
+        let of_beyond = if BEYOND { part.min(beyond) } else { 0 };
         *live_of_both -= of_beyond;
         *active_of_both -= of_beyond;
         let of_room = part - of_beyond;
