@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use super::Heap;
-use super::block::{Block, BlockState, Slot};
+use super::block::{BlockState, Slot};
 use crate::size::{MIN_BLOCK_BYTES, PoolKind};
 
 /// A broken invariant, with details.
@@ -69,14 +69,13 @@ impl Heap {
     }
 
     fn check_segment(&self, head: Slot) -> Result<usize, Broken> {
-        let (mut at, mut before, mut count) = (head, None::<&Block>, 0);
-        let mut previous = Slot::NONE;
-        while !at.is_none() {
-            let block = self.slab.get(at);
+        let (mut previous, mut count) = (Slot::NONE, 0);
+        for (slot, _) in self.chain(head) {
+            let (block, before) = (self.slab.get(slot), self.slab.get(previous));
             ensure(block.previous == previous, "I1", || {
-                format!("{at:?} and {previous:?} unlinked")
+                format!("{slot:?} and {previous:?} unlinked")
             })?;
-            if let Some(before) = before {
+            if count > 0 {
                 ensure(before.address + before.size_bytes == block.address, "I1", || {
                     format!("gap or overlap at {:#x}", block.address)
                 })?;
@@ -90,23 +89,14 @@ impl Heap {
             let sizes = block.size_bytes >= MIN_BLOCK_BYTES
                 && block.size_bytes.is_multiple_of(MIN_BLOCK_BYTES);
             ensure(sizes, "I6", || format!("{} bytes at {:#x}", block.size_bytes, block.address))?;
-            match block.state {
-                BlockState::Vacant => {
-                    ensure(false, "I1", || format!("vacant {at:?} in a segment"))?
-                }
-                BlockState::Draining => {
-                    ensure(block.links[0].0 > 0, "I5", || format!("{at:?} waits for nothing"))?;
-                }
-                BlockState::Live => {
-                    ensure(block.requested_bytes <= block.size_bytes, "I7", || {
-                        format!("{} of {} bytes", block.requested_bytes, block.size_bytes)
-                    })?
-                }
-                BlockState::Free | BlockState::Unmapped => {}
-            }
-            count += 1;
-            previous = at;
-            (at, before) = (block.next, Some(block));
+            let (invariant, holds) = match block.state {
+                BlockState::Vacant => ("I1", false),
+                BlockState::Draining => ("I5", block.links[0].0 > 0),
+                BlockState::Live => ("I7", block.requested_bytes <= block.size_bytes),
+                BlockState::Free | BlockState::Unmapped => ("I1", true),
+            };
+            ensure(holds, invariant, || format!("{slot:?} {block:?}"))?;
+            (previous, count) = (slot, count + 1);
         }
         Ok(count)
     }
@@ -133,17 +123,14 @@ impl Heap {
         if !starts.is_kept {
             return Ok(());
         }
-        let mut live = 0;
-        for slot in self.slab.occupied() {
-            let block = self.slab.get(slot);
-            if block.state == BlockState::Live {
-                live += 1;
-                ensure(starts.find(self.slab.blocks(), block.address) == Some(slot), "I8", || {
-                    format!("no start at {:#x}", block.address)
-                })?;
-            }
+        let live = self.live_blocks();
+        for &slot in &live {
+            let address = self.slab.get(slot).address;
+            ensure(starts.find(self.slab.blocks(), address) == Some(slot), "I8", || {
+                format!("no start at {address:#x}")
+            })?;
         }
-        let count = starts.count(self.slab.blocks());
+        let (live, count) = (live.len(), starts.count(self.slab.blocks()));
         ensure(live == count, "I8", || format!("{live} live, {count} starts"))
     }
 }

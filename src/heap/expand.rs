@@ -10,7 +10,6 @@
 
 use std::collections::BTreeMap;
 
-use super::block::Block;
 use super::edit::{FitRules, Segment};
 use super::{BlockState, Heap, Slot};
 use crate::size::{PoolKind, align_down, align_up};
@@ -166,8 +165,8 @@ impl Heap {
     pub(crate) fn room_for(&self, kind: PoolKind, bytes: u64) -> Option<Slot> {
         self.expandable.gaps[kind.index()].values().copied().find_map(|gap| {
             let before = self.slab.get(gap).previous;
-            let is_free = |block: &&Block| block.state == BlockState::Free;
-            let start = self.slab.try_get(before).filter(is_free).map_or(gap, |_| before);
+            let is_free = self.slab.get(before).state == BlockState::Free;
+            let start = if is_free { before } else { gap };
             let (mut sum, mut at) = (0u64, start);
             while sum < bytes && !at.is_none() {
                 let block = self.slab.get(at);

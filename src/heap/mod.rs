@@ -21,7 +21,6 @@
 mod at;
 mod bin;
 mod bins;
-mod births;
 mod block;
 mod check;
 mod edit;
@@ -180,8 +179,7 @@ impl Heap {
     #[must_use]
     pub(crate) fn free_behind(&self, slot: Slot) -> Option<Slot> {
         let next = self.slab.get(slot).next;
-        let free = !next.is_none() && self.slab.get(next).state == BlockState::Free;
-        free.then_some(next)
+        (self.slab.get(next).state == BlockState::Free).then_some(next)
     }
 
     /// Returns all live blocks, in no particular order.

@@ -30,7 +30,6 @@
 //! in address order, and its blocks are split off front to back, as for requests.
 
 use super::at::block_at_mut;
-use super::births::Births;
 use super::block::{Block, BlockState, Slot};
 use super::index::FreeIndex;
 use super::{Heap, check};
@@ -58,8 +57,10 @@ pub(super) struct Order {
     updates_on_hit: bool,
     /// The next position or number.
     next: u64,
-    /// The times at which blocks became free, if the collector is enabled.
-    births: Option<Births>,
+    /// The time at which each block became free, by the garbage collector's clock, from the moment the
+    /// collector is enabled. By index; later blocks have no time yet. Apart from the blocks, because few
+    /// programs set `garbage_collection_threshold`.
+    births: Option<Vec<u64>>,
 }
 
 impl Order {
@@ -86,18 +87,22 @@ impl Order {
     #[cold]
     #[inline(never)]
     pub(super) fn note_birth(&mut self, slot: Slot, clock: u64) {
-        if let Some(births) = &mut self.births {
-            births.note(slot, clock);
+        let Some(births) = &mut self.births else { return };
+        let index = slot.index() as usize;
+        if births.len() <= index {
+            births.resize(index + 1, 0);
         }
+        births[index] = clock;
     }
 
     /// Returns the time at which the free block at `slot` became free; 0 if times are not recorded.
     pub(super) fn birth_of(&self, slot: Slot) -> u64 {
-        self.births.as_ref().map_or(0, |births| births.of(slot))
+        let births = self.births.as_ref();
+        births.and_then(|births| births.get(slot.index() as usize)).copied().unwrap_or(0)
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.births.as_ref().map_or(0, Births::bytes)
+        self.births.as_ref().map_or(0, |births| births.capacity() * size_of::<u64>())
     }
 
     /// Records that the block at `rest` was split off behind the one at `front`, whose key both have

@@ -67,18 +67,12 @@ impl Vacant {
 impl Slab {
     #[inline]
     pub(super) fn get(&self, slot: Slot) -> &Block {
-        match self.blocks.get(slot.index() as usize) {
-            Some(block) => block,
-            None => no_such_slot(),
-        }
+        &self.blocks[slot.index() as usize]
     }
 
     #[inline]
     pub(super) fn get_mut(&mut self, slot: Slot) -> &mut Block {
-        match self.blocks.get_mut(slot.index() as usize) {
-            Some(block) => block,
-            None => no_such_slot(),
-        }
+        &mut self.blocks[slot.index() as usize]
     }
 
     /// Returns all blocks by slot. A hit uses this view throughout, because the compiler reloads address
@@ -161,13 +155,6 @@ impl Slab {
     pub(super) fn bytes(&self) -> usize {
         self.blocks.len() * size_of::<Block>()
     }
-}
-
-/// The panic of every lookup. It takes no arguments, to keep code out of the hit path.
-#[cold]
-#[inline(never)]
-fn no_such_slot() -> ! {
-    panic!("slots are named by their slab")
 }
 
 /// Returns a fixed hash of the slot number: unique for each slot and unrelated to addresses.

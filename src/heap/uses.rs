@@ -7,8 +7,7 @@ use crate::ids::StreamId;
 
 #[derive(Debug)]
 struct Use {
-    stream: StreamId,
-    captured: bool,
+    by: StreamUse,
     next: Slot,
 }
 
@@ -44,13 +43,13 @@ impl Uses {
     pub(super) fn add(&mut self, head: Slot, new: StreamUse) -> Slot {
         let mut at = head;
         while let Some(known) = self.entries.get_mut(index_of(at)) {
-            if known.stream == new.stream {
-                known.captured &= new.captured;
+            if known.by.stream == new.stream {
+                known.by.captured &= new.captured;
                 return head;
             }
             at = known.next;
         }
-        let entry = Use { stream: new.stream, captured: new.captured, next: head };
+        let entry = Use { by: new, next: head };
         if self.vacant.is_none() {
             self.entries.push(entry);
             return Slot(u32::try_from(self.entries.len()).expect("uses are fewer than 2^32"));
@@ -65,8 +64,7 @@ impl Uses {
     #[inline]
     pub(super) fn of(&self, head: Slot) -> impl Iterator<Item = StreamUse> + '_ {
         let entry = |slot: Slot| self.entries.get(index_of(slot));
-        std::iter::successors(entry(head), move |at| entry(at.next))
-            .map(|at| StreamUse { stream: at.stream, captured: at.captured })
+        std::iter::successors(entry(head), move |at| entry(at.next)).map(|at| at.by)
     }
 
     /// Clears the list at `head`.
