@@ -1,10 +1,8 @@
 //! The free blocks of one bin in (size, key) order: a list while they are few, then a heap or a tree.
 //!
-//! Most bins hold one or two blocks, for which a list is the cheapest order. A list in which an insertion
-//! or a search passes more than [`LIST_MAX`] blocks becomes a `pairing` heap if its blocks have one size,
-//! otherwise a `tree`. It stays one until a single block is left. In a bin of one size, the first block ends
-//! each search, so a list that grows at the front only, because its blocks were freed from the last to the
-//! first, has any length.
+//! Most bins hold one or two blocks, for which a list is the cheapest order. A list of [`LIST_MAX`] blocks
+//! that gets another one becomes a `pairing` heap if its blocks have one size, otherwise a `tree`. It stays
+//! one until a single block is left.
 
 use super::at::{block_at, block_at_mut};
 use super::bins::EXACT_MAX_BYTES;
@@ -25,6 +23,12 @@ const LIST: u32 = PAIRING.0;
 /// One block at most, which needs no links; a list of several; or a pairing heap or tree of several.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bin(Tree);
+
+/// Returns true if all blocks in the bin of this one have its size.
+#[inline(always)]
+fn has_one_size(blocks: &[Block], slot: Slot) -> bool {
+    block_at(blocks, slot).size_bytes <= EXACT_MAX_BYTES
+}
 
 impl Bin {
     pub(super) const EMPTY: Self = Self(Tree::EMPTY);
@@ -71,84 +75,89 @@ impl Bin {
     /// Inserts a block that is in no bin. The bin must not be empty.
     #[inline(never)]
     pub(super) fn insert(&mut self, blocks: &mut [Block], new: Slot) {
-        if self.0.root == PAIRING {
-            return self.insert_in_heap(blocks, new);
-        }
         if self.is_single() {
             block_at_mut(blocks, self.0.first).links = [Slot::NONE; 2];
             self.0.root = Slot(LIST + 1);
-        } else if self.list_len() == 0 {
-            self.0.insert(blocks, new);
+        } else if self.0.root == PAIRING {
+            self.0.first = pairing::insert(blocks, self.0.first, new);
+            return;
+        } else if !(LIST..LIST + LIST_MAX).contains(&self.0.root.0) {
+            return self.insert_in_tree(blocks, new);
+        }
+        if has_one_size(blocks, new) {
+            self.insert_in_list(blocks, new, |block| block.key);
+        } else {
+            self.insert_among_sizes(blocks, new);
+        }
+    }
+
+    /// Not inlined, so that blocks of one size need no registers to be saved.
+    #[inline(never)]
+    fn insert_among_sizes(&mut self, blocks: &mut [Block], new: Slot) {
+        self.insert_in_list(blocks, new, key_of);
+    }
+
+    /// Inserts a block into a list in the order of `key`.
+    #[inline(always)]
+    fn insert_in_list<K: Ord>(
+        &mut self,
+        blocks: &mut [Block],
+        new: Slot,
+        key: impl Fn(&Block) -> K,
+    ) {
+        self.0.root.0 += 1;
+        let own = key(block_at(blocks, new));
+        let mut before = self.0.first;
+        if key(block_at(blocks, before)) >= own {
+            self.0.first = new;
+            block_at_mut(blocks, new).links = [Slot::NONE, before];
+            block_at_mut(blocks, before).links[0] = new;
             return;
         }
-        let key = key_of(block_at(blocks, new));
-        let (mut before, mut behind) = (Slot::NONE, self.0.first);
-        let mut steps = 0;
-        while !behind.is_none() && key_of(block_at(blocks, behind)) < key {
-            (before, behind) = (behind, block_at(blocks, behind).links[1]);
-            steps += 1;
-        }
+        let behind = loop {
+            let behind = block_at(blocks, before).links[1];
+            if behind.is_none() || key(block_at(blocks, behind)) >= own {
+                break behind;
+            }
+            before = behind;
+        };
         block_at_mut(blocks, new).links = [before, behind];
-        if before.is_none() {
-            self.0.first = new;
-        } else {
-            block_at_mut(blocks, before).links[1] = new;
-        }
+        block_at_mut(blocks, before).links[1] = new;
         block_at_mut(blocks, behind).links[0] = new;
-        self.0.root.0 += 1;
-        // A search among several sizes may pass the whole list.
-        let has_one_size = block_at(blocks, new).size_bytes <= EXACT_MAX_BYTES;
-        if steps > LIST_MAX || self.list_len() > LIST_MAX && !has_one_size {
-            self.restructure(blocks, has_one_size);
-        }
     }
 
-    /// Turns a list into a pairing heap or a tree.
+    /// Inserts a block into a tree, or into a full list, which becomes a heap or a tree.
     #[cold]
-    fn restructure(&mut self, blocks: &mut [Block], has_one_size: bool) {
-        let mut at = self.0.first;
-        self.0 = Tree::EMPTY;
-        if has_one_size {
-            self.0 = Tree { root: PAIRING, first: at };
-            at = std::mem::replace(&mut block_at_mut(blocks, at).links, [Slot::NONE; 2])[1];
-        }
-        while !at.is_none() {
-            let next = block_at(blocks, at).links[1];
-            match has_one_size {
-                true => self.0.first = pairing::insert(blocks, self.0.first, at),
-                false => self.0.insert(blocks, at),
-            }
-            at = next;
-        }
-    }
-
-    /// Not inlined, as `remove_from_many`, so that lists need no registers to be saved.
     #[inline(never)]
-    fn insert_in_heap(&mut self, blocks: &mut [Block], new: Slot) {
-        self.0.first = pairing::insert(blocks, self.0.first, new);
-    }
-
-    /// Removes a block from a pairing heap or a tree of several.
-    #[inline(never)]
-    fn remove_from_many(&mut self, blocks: &mut [Block], old: Slot) {
-        if self.0.root == PAIRING {
-            self.0.first = pairing::remove(blocks, self.0.first, old);
-            if block_at(blocks, self.0.first).links[0].is_none() {
-                self.0.root = Slot::NONE;
+    fn insert_in_tree(&mut self, blocks: &mut [Block], new: Slot) {
+        if self.list_len() != 0 {
+            let mut at = std::mem::replace(&mut self.0, Tree::EMPTY).first;
+            if has_one_size(blocks, new) {
+                pairing::from_list(blocks, at);
+                self.0 = Tree { root: PAIRING, first: pairing::insert(blocks, at, new) };
+                return;
             }
-        } else {
-            self.0.remove(blocks, old);
-            if block_at(blocks, self.0.root).links == [Slot::NONE; 2] {
-                self.0.root = Slot::NONE;
+            while !at.is_none() {
+                let next = block_at(blocks, at).links[1];
+                self.0.insert(blocks, at);
+                at = next;
             }
         }
+        self.0.insert(blocks, new);
     }
 
     /// Removes a block that is not the only one.
     #[inline(never)]
     pub(super) fn remove(&mut self, blocks: &mut [Block], old: Slot) {
+        if self.0.root == PAIRING {
+            if pairing::has_below(blocks, old) {
+                return self.remove_from_above(blocks, old);
+            }
+            pairing::cut(blocks, old);
+            return self.mark_if_single(blocks);
+        }
         if self.list_len() == 0 {
-            return self.remove_from_many(blocks, old);
+            return self.remove_from_tree(blocks, old);
         }
         let [before, behind] = block_at(blocks, old).links;
         if before.is_none() {
@@ -159,6 +168,29 @@ impl Bin {
         block_at_mut(blocks, behind).links[0] = before;
         self.0.root.0 -= 1;
         if self.list_len() == 1 {
+            self.0.root = Slot::NONE;
+        }
+    }
+
+    /// Removes a block of a pairing heap that has blocks below it.
+    #[inline(never)]
+    fn remove_from_above(&mut self, blocks: &mut [Block], old: Slot) {
+        pairing::remove(blocks, &mut self.0.first, old);
+        self.mark_if_single(blocks);
+    }
+
+    /// Marks this bin as one of a single block if its pairing heap has no other block left.
+    #[inline(always)]
+    fn mark_if_single(&mut self, blocks: &[Block]) {
+        if !pairing::has_below(blocks, self.0.first) {
+            self.0.root = Slot::NONE;
+        }
+    }
+
+    #[inline(never)]
+    fn remove_from_tree(&mut self, blocks: &mut [Block], old: Slot) {
+        self.0.remove(blocks, old);
+        if block_at(blocks, self.0.root).links == [Slot::NONE; 2] {
             self.0.root = Slot::NONE;
         }
     }

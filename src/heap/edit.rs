@@ -128,12 +128,14 @@ impl Heap {
         let (blocks, vacant) = self.slab.parts();
         let block = block_at(blocks, slot);
         let may_grow = || block_at(blocks, block.next).state == BlockState::Unmapped;
-        let may_serve = !block.is_expandable() || rules.expandable && !may_grow();
+        let is_chosen = || !may_grow() || bins.is_last(bin);
+        let may_serve = !block.is_expandable() || rules.expandable && is_chosen();
         if block.size_bytes < rounded_bytes || !may_serve {
             return None;
         }
-        let splits = block.size_bytes - rounded_bytes >= rules.rest_min_bytes[kind.index()];
-        let rest = if splits { Some(vacant.occupy(blocks)?) } else { None };
+        let rest_bytes = block.size_bytes - rounded_bytes;
+        let splits = rest_bytes >= rules.rest_min_bytes[kind.index()];
+        let rest = if splits { Some((vacant.occupy(blocks)?, rest_bytes)) } else { None };
         let mut parts = Parts { bins, blocks, order: None };
         let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, rest, count);
         self.starts.insert(parts.blocks, slot, out.address);
@@ -179,8 +181,9 @@ impl Heap {
         let block = self.slab.get(slot);
         assert!(block.state == BlockState::Free, "I3: only free blocks are allocated");
         let (kind, bin) = (block.kind, bin_of(block.size_bytes));
-        let splits = rules.splits(kind, rounded_bytes, block.size_bytes - rounded_bytes);
-        let rest = splits.then(|| self.slab.occupy());
+        let rest_bytes = block.size_bytes - rounded_bytes;
+        let splits = rules.splits(kind, rounded_bytes, rest_bytes);
+        let rest = splits.then(|| (self.slab.occupy(), rest_bytes));
         let order = self.order.updates_on_hit().then_some((&mut self.order, clock));
         let (blocks, bins) = (self.slab.parts().0, self.free[kind.index()].bins_mut());
         let mut parts = Parts { bins, blocks, order };
@@ -338,7 +341,7 @@ impl Heap {
             vacant.vacate(blocks, next);
         } else {
             block_at_mut(blocks, slot).size_bytes = size_bytes;
-            bins.insert(blocks, slot, size_bytes);
+            bins.insert(blocks, bin_of(size_bytes), slot);
         }
         let block = block_at(blocks, slot);
         let inactive = if block.is_expandable() {
@@ -363,13 +366,14 @@ impl Heap {
     /// Adds a free block to its index.
     pub(super) fn index(&mut self, slot: Slot) {
         let Block { kind, size_bytes, .. } = *self.slab.get(slot);
-        self.free[kind.index()].bins_mut().insert(self.slab.parts().0, slot, size_bytes);
+        self.free[kind.index()].bins_mut().insert(self.slab.parts().0, bin_of(size_bytes), slot);
     }
 
     /// As the function [`cut`], for a block that is neither free nor live.
     pub(super) fn cut(&mut self, slot: Slot, front_bytes: u64) -> Slot {
         let rest = self.slab.occupy();
-        cut(self.slab.parts().0, slot, rest, front_bytes);
+        let rest_bytes = self.slab.get(slot).size_bytes - front_bytes;
+        cut(self.slab.parts().0, slot, rest, front_bytes, rest_bytes);
         rest
     }
 
@@ -478,8 +482,8 @@ struct Parts<'h> {
 }
 
 impl Parts<'_> {
-    /// Allocates the free block at `slot`, which has this kind and bin. If a slot `rest` is given, the bytes
-    /// behind `rounded_bytes` become a free block there.
+    /// Allocates the free block at `slot`, which has this kind and bin. If `rest` is given, the bytes behind
+    /// `rounded_bytes` become a free block there: its slot and size.
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "values in registers, on the path of a hit")]
     fn allocate<C: CountParts>(
@@ -489,16 +493,15 @@ impl Parts<'_> {
         slot: Slot,
         rounded_bytes: u64,
         requested_bytes: u64,
-        rest: Option<Slot>,
+        rest: Option<(Slot, u64)>,
         count: C,
     ) -> AllocatedBlock<C::Counted> {
         let blocks = &mut *self.blocks;
         let whole = block_at(blocks, slot);
         debug_assert!(whole.state == BlockState::Free, "I3: only free blocks are allocated");
         debug_assert!(whole.kind == kind && whole.size_bytes >= rounded_bytes);
-        let rest_bytes = whole.size_bytes - rounded_bytes;
-        let inactive = if let Some(rest) = rest {
-            cut(blocks, slot, rest, rounded_bytes);
+        let inactive = if let Some((rest, rest_bytes)) = rest {
+            cut(blocks, slot, rest, rounded_bytes, rest_bytes);
             if let Some((order, clock)) = &mut self.order {
                 order.note_split(blocks, slot, rest, *clock);
             }
@@ -531,12 +534,12 @@ impl Parts<'_> {
 }
 
 /// Cuts the block at `slot` behind its first `front_bytes`. The front keeps the slot, and its place in a
-/// bin: the caller removes it by its links or replaces it. The rest, at a slot of its own, has the same
-/// state. The keys are correct for every rule except `BlockAge`.
+/// bin: the caller removes it by its links or replaces it. The `rest_bytes` behind it, at a slot of their
+/// own, have the same state. The keys are correct for every rule except `BlockAge`.
 #[inline(always)]
-fn cut(blocks: &mut [Block], slot: Slot, rest: Slot, front_bytes: u64) {
+fn cut(blocks: &mut [Block], slot: Slot, rest: Slot, front_bytes: u64, rest_bytes: u64) {
     // Each field is copied before the next one is read, which needs fewer registers.
-    block_at_mut(blocks, rest).size_bytes = block_at(blocks, slot).size_bytes - front_bytes;
+    block_at_mut(blocks, rest).size_bytes = rest_bytes;
     block_at_mut(blocks, rest).address = block_at(blocks, slot).address + front_bytes;
     block_at_mut(blocks, rest).key = block_at(blocks, slot).key.wrapping_add(front_bytes);
     block_at_mut(blocks, rest).requested_bytes = block_at(blocks, slot).requested_bytes;

@@ -104,19 +104,20 @@ impl Bins {
         self.bins[bin % BINS].first()
     }
 
+    /// Returns true if no block is behind the only one of `bin`, which is not the last bin.
+    #[inline(always)]
+    pub(super) fn is_last(&self, bin: usize) -> bool {
+        self.bins[bin % BINS].is_single() && self.filled.first_from(bin + 1).is_none()
+    }
+
     /// Returns the first block of the bins behind `bin`, which is not the last one.
     fn first_behind(&self, bin: usize) -> Option<Slot> {
         self.filled.first_from(bin + 1).map(|found| self.first_of(found))
     }
 
-    /// Inserts a block of this size that is in no index.
+    /// Inserts a block that is in no index into the bin for its size.
     #[inline(always)]
-    pub(super) fn insert(&mut self, blocks: &mut [Block], new: Slot, size_bytes: u64) {
-        self.insert_in(blocks, bin_of(size_bytes), new);
-    }
-
-    #[inline(always)]
-    fn insert_in(&mut self, blocks: &mut [Block], bin: usize, new: Slot) {
+    pub(super) fn insert(&mut self, blocks: &mut [Block], bin: usize, new: Slot) {
         let others = &mut self.bins[bin % BINS];
         if others.first().is_none() {
             others.set_only(new);
@@ -154,7 +155,7 @@ impl Bins {
             others.set_only(new);
         } else {
             self.remove(blocks, bin, old);
-            self.insert_in(blocks, new_bin, new);
+            self.insert(blocks, new_bin, new);
         }
     }
 }
@@ -202,7 +203,7 @@ mod tests {
             let block = self.slab.get_mut(slot);
             (block.key, block.size_bytes) = (key, size_bytes);
             block.state = crate::heap::BlockState::Free;
-            self.index.bins_mut().insert(self.slab.parts().0, slot, size_bytes);
+            self.index.bins_mut().insert(self.slab.parts().0, bin_of(size_bytes), slot);
             self.model.insert((size_bytes, key), slot);
         }
 

@@ -23,22 +23,46 @@ pub(super) fn insert(blocks: &mut [Block], first: Slot, new: Slot) -> Slot {
     meld(blocks, first, new)
 }
 
-/// Removes a block from the heap with this first block. Returns the first block of the others, or
-/// `Slot::NONE` if there are none.
-#[inline(always)]
-pub(super) fn remove(blocks: &mut [Block], first: Slot, old: Slot) -> Slot {
-    let Block { links: [below, beside], over, .. } = *block_at(blocks, old);
-    let rest = if below.is_none() { below } else { meld_all(blocks, below) };
-    if old == first {
-        return rest;
+/// Makes a heap of a list in the order of keys, linked by the blocks before and behind: all others are below
+/// the first.
+pub(super) fn from_list(blocks: &mut [Block], first: Slot) {
+    let links = &mut block_at_mut(blocks, first).links;
+    let mut at = links[1];
+    *links = [at, Slot::NONE];
+    while !at.is_none() {
+        let block = block_at_mut(blocks, at);
+        block.over = std::mem::replace(&mut block.links[BELOW], Slot::NONE);
+        at = block.links[BESIDE];
     }
+}
+
+/// Returns true if there are blocks below the one at `slot`. If not, it is the only one or not the first.
+#[inline(always)]
+pub(super) fn has_below(blocks: &[Block], slot: Slot) -> bool {
+    !block_at(blocks, slot).links[BELOW].is_none()
+}
+
+/// Removes a block that has blocks below it from the heap with this first block.
+#[inline(always)]
+pub(super) fn remove(blocks: &mut [Block], first: &mut Slot, old: Slot) {
+    if old != *first {
+        cut(blocks, old);
+    }
+    let rest = meld_all(blocks, block_at(blocks, old).links[BELOW]);
+    if old == *first {
+        *first = rest;
+    } else {
+        put_below(blocks, *first, rest);
+    }
+}
+
+/// Removes a block that is not the first, and those below it, from its side.
+#[inline(always)]
+pub(super) fn cut(blocks: &mut [Block], old: Slot) {
+    let Block { links: [_, beside], over, .. } = *block_at(blocks, old);
     let links = &mut block_at_mut(blocks, over).links;
     links[usize::from(links[BELOW] != old)] = beside;
     block_at_mut(blocks, beside).over = over;
-    if !rest.is_none() {
-        put_below(blocks, first, rest);
-    }
-    first
 }
 
 /// Joins two heaps with these first blocks. Returns the first block of both.
@@ -61,7 +85,7 @@ fn put_below(blocks: &mut [Block], first: Slot, second: Slot) {
 
 /// Joins the heaps whose first blocks are `at` and those beside it: in pairs, then each pair with the
 /// pairs behind it. Returns the first block of all.
-#[inline(never)]
+#[inline(always)]
 fn meld_all(blocks: &mut [Block], mut at: Slot) -> Slot {
     // The pairs, last one first, as a list through the same links.
     let mut pairs = Slot::NONE;
