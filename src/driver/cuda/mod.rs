@@ -271,19 +271,26 @@ impl Cuda {
         if stream.0 > LAST_DEFAULT_STREAM { Ok(Entered(None)) } else { self.enter() }
     }
 
-    /// Runs a stream-ordered call on `stream`, with the capture mode relaxed if captures are expected. If
-    /// the driver reports an invalid context, repeats the call with the device's context current.
+    /// Runs a stream-ordered call on `stream`, with the capture mode relaxed if captures are expected.
     #[inline]
-    fn in_order_of(&self, stream: StreamId, mut call: impl FnMut() -> Status) -> DriverResult<()> {
-        let _entered = self.enter_for(stream)?;
+    fn in_order_of(&self, stream: StreamId, call: impl FnMut() -> Status) -> DriverResult<()> {
         let _relaxed = self.relax_if_captures();
+        self.on(stream, call)?.ok()
+    }
+
+    /// Runs a call on `stream`. If the driver reports an invalid context, repeats it with the device's
+    /// context current.
+    #[inline]
+    fn on(&self, stream: StreamId, mut call: impl FnMut() -> Status) -> DriverResult<Status> {
+        let entered = self.enter_for(stream)?;
         let status = call();
+        drop(entered);
         if status.code() != Some(INVALID_CONTEXT) {
-            return status.ok();
+            return Ok(status);
         }
         // The failed call has had no effect, so it can be repeated.
         let _entered = self.enter()?;
-        call().ok()
+        Ok(call())
     }
 
     /// Makes the context current and relaxes the thread's capture mode (see `relax`), while the guards
@@ -407,8 +414,7 @@ impl Driver for Cuda {
     }
 
     fn record_event(&self, event: EventId, stream: StreamId) -> DriverResult<()> {
-        let _entered = self.enter()?;
-        let status = self.api.event_record(event.0, stream.0);
+        let status = self.on(stream, || self.api.event_record(event.0, stream.0))?;
         if status.code() == Some(INVALID_HANDLE) && stream.0 > LAST_DEFAULT_STREAM {
             return self.record_across(event, stream, status);
         }
@@ -455,8 +461,14 @@ impl Driver for Cuda {
     }
 
     fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
-        let _entered = self.enter()?;
-        self.status_of(stream)
+        let status = self.enter_for(stream).and_then(|_entered| self.status_of(stream));
+        match status {
+            Err(error) if error.code() == i64::from(INVALID_CONTEXT) => {
+                let _entered = self.enter()?;
+                self.status_of(stream)
+            }
+            status => status,
+        }
     }
 
     fn is_per_thread_stream(&self, stream: StreamId) -> bool {
