@@ -68,6 +68,7 @@ pub mod ids;
 pub mod layers;
 pub(crate) mod limit;
 mod live_blocks;
+mod refusal;
 pub mod registry;
 pub(crate) mod scopes;
 pub mod sharing;

@@ -42,6 +42,7 @@ use crate::error::{AllocError, DriverError, DriverErrorKind, FreeError, HandleEr
 use crate::history::{Action, Event, History};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::limit::Limit;
+use crate::refusal::Refusal;
 use crate::system::{
     Fill, MAPPING_MIN_BYTES, Source, SystemBlock, SystemMemory, SystemOptions, memory_info,
 };
@@ -106,12 +107,6 @@ struct Core {
     retired: Mutex<Option<Arc<Core>>>,
     hooks: Hooks,
     history: Arc<History>,
-}
-
-/// The reason why there was no memory.
-enum Refusal {
-    Limit,
-    System(DriverError),
 }
 
 impl CpuAllocator {
@@ -383,8 +378,8 @@ impl Core {
     fn take(&self, request: Request) -> Result<AllocatedBlock, Refusal> {
         let Request { bytes, stream, .. } = request;
         let charge = self.limit.charge(bytes).ok_or(Refusal::Limit)?;
-        self.check_can_be_filled(bytes).map_err(Refusal::System)?;
-        let block = self.source.take(bytes, self.alignment_bytes).map_err(Refusal::System)?;
+        self.check_can_be_filled(bytes).map_err(Refusal::Failed)?;
+        let block = self.source.take(bytes, self.alignment_bytes).map_err(Refusal::Failed)?;
         let (address, got) = (block.address(), block.size_bytes());
         if got != bytes || !address.is_multiple_of(self.alignment_bytes) {
             self.source.release(block);
@@ -393,7 +388,7 @@ impl Core {
                 "the source returned {got} bytes at {address:#x} for {bytes} bytes aligned to {aligned}"
             );
             let kind = DriverErrorKind::InvalidValue;
-            return Err(Refusal::System(DriverError::new(kind, "take", 0, message)));
+            return Err(Refusal::Failed(DriverError::new(kind, "take", 0, message)));
         }
         self.announce(Action::SegmentAlloc, address, bytes, stream);
         let mut blocks = self.blocks.lock();

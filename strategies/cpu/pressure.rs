@@ -3,21 +3,12 @@
 //! First, call the free-memory callbacks and try again. Then release everything that this instance
 //! caches and try once more. At last, report the failure.
 
-use super::{AllocatedBlock, Core, Refusal};
+use super::{AllocatedBlock, Core};
 use crate::allocator::Request;
-use crate::error::{AllocError, FreeRanges, OutOfMemory};
+use crate::error::{AllocError, OutOfMemory};
 use crate::history::Action;
-use crate::ids::PoolId;
-use crate::size::{PoolKind, human_bytes};
+use crate::refusal::{Refusal, list_cached, report_of};
 use crate::system::memory_info;
-
-/// Returns the error if it is not about lack of memory, because releasing memory would not help.
-fn about_memory(refusal: Refusal) -> Result<Refusal, AllocError> {
-    match refusal {
-        Refusal::System(error) if !error.is_out_of_memory() => Err(AllocError::Driver(error)),
-        refusal => Ok(refusal),
-    }
-}
 
 impl Core {
     #[cold]
@@ -26,7 +17,7 @@ impl Core {
         request: Request,
         refusal: Refusal,
     ) -> Result<AllocatedBlock, AllocError> {
-        if matches!(about_memory(refusal)?, Refusal::System(_)) {
+        if matches!(refusal.about_memory()?, Refusal::Failed(_)) {
             self.has_run_out();
         }
         if self.hooks.free_some_memory()
@@ -41,7 +32,7 @@ impl Core {
         self.blocks.lock().counters.num_alloc_retries += 1;
         let refusal = match self.try_again(request) {
             Ok(found) => return Ok(found),
-            Err(refusal) => about_memory(refusal)?,
+            Err(refusal) => refusal.about_memory()?,
         };
         let mut report = self.report(request, refusal);
         let free = report.device_free_bytes.unwrap_or(0);
@@ -59,36 +50,16 @@ impl Core {
     }
 
     fn report(&self, request: Request, refusal: Refusal) -> OutOfMemory {
-        let info = memory_info().ok();
         let blocks = self.blocks.lock();
         let (statistics, (ranges, largest_bytes)) = (blocks.statistics(), blocks.idle());
         drop(blocks);
-        let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
         let mut report = OutOfMemory {
             device: self.device,
-            pool: PoolId::DEFAULT,
-            device_free_bytes: info.map(|info| info.free_bytes),
-            device_total_bytes: info.map(|info| info.total_bytes),
-            limit_bytes: self.limit.get(),
-            allocated_bytes: bytes(statistics.allocated_bytes.all.current),
-            reserved_bytes: bytes(statistics.reserved_bytes.all.current),
-            cached_small_bytes: statistics.cached_bytes_of(PoolKind::Small),
-            cached_large_bytes: statistics.cached_bytes_of(PoolKind::Large),
-            ..OutOfMemory::of(request.bytes, request.stream)
+            ..report_of(&request, self.limit.get(), &statistics, memory_info().ok())
         };
-        if largest_bytes > 0 {
-            let bytes = report.cached_small_bytes + report.cached_large_bytes;
-            report.free.push(FreeRanges { bytes, ranges, largest_bytes, ..FreeRanges::default() });
-        }
+        list_cached(&mut report, ranges, largest_bytes);
         report.hints.push("the \"device\" is this machine's own memory: backend:cpu.".to_owned());
-        match refusal {
-            Refusal::System(error) => report.driver = Some(error),
-            Refusal::Limit => report.hints.push(format!(
-                "the limit of {} refused the request before the system was called: raise the memory \
-                 fraction.",
-                human_bytes(report.limit_bytes.unwrap_or_default())
-            )),
-        }
+        refusal.explain(&mut report, "the system");
         report
     }
 }

@@ -52,6 +52,7 @@ use crate::history::{Action, Event, History};
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::limit::Limit;
 use crate::live_blocks::BlockName;
+use crate::refusal::Refusal;
 use crate::size::{MIB, align_up};
 use crate::system::memory_info;
 use crate::tracepoints;
@@ -96,15 +97,6 @@ struct Core {
     start: Instant,
     hooks: Hooks,
     history: Arc<History>,
-}
-
-/// The reason why a request got no memory.
-#[derive(Debug)]
-enum Refusal {
-    /// The limit forbade the call of the driver.
-    Limit,
-    /// The driver or the system failed.
-    Driver(DriverError),
 }
 
 /// The sizes of blocks that may serve a request.
@@ -267,7 +259,7 @@ impl Core {
         let Some(charge) = self.limit.charge(bytes) else { return Ok(Err(Refusal::Limit)) };
         let (address, origin) = match self.take_timed(bytes) {
             Ok(taken) => taken,
-            Err(error) => return Ok(Err(Refusal::Driver(error))),
+            Err(error) => return Ok(Err(Refusal::Failed(error))),
         };
         self.announce(Action::SegmentAlloc, address, bytes, stream);
         let mut blocks = self.blocks.lock();

@@ -3,20 +3,12 @@
 //! First, call the free-memory callbacks, and try again if they freed something. Then wait for the streams
 //! that use freed blocks, release all cached blocks and try once more. At last, report the failure.
 
-use super::{Core, Refusal, Sizes};
+use super::{Core, Sizes};
 use crate::allocator::{Allocation, Request};
-use crate::error::{AllocError, AllocResult, FreeRanges, OutOfMemory};
+use crate::error::{AllocError, AllocResult, OutOfMemory};
 use crate::history::Action;
-use crate::size::{PoolKind, human_bytes};
+use crate::refusal::{Refusal, list_cached, report_of};
 use crate::system::memory_info;
-
-/// Returns the error if it is not about lack of memory, because releasing memory would not help.
-fn about_memory(refusal: Refusal) -> Result<Refusal, AllocError> {
-    match refusal {
-        Refusal::Driver(error) if !error.is_out_of_memory() => Err(AllocError::Driver(error)),
-        refusal => Ok(refusal),
-    }
-}
 
 impl Core {
     #[cold]
@@ -26,7 +18,7 @@ impl Core {
         sizes: Sizes,
         refusal: Refusal,
     ) -> AllocResult {
-        about_memory(refusal)?;
+        refusal.about_memory()?;
         if self.hooks.free_some_memory()
             && let Ok(found) = self.try_again(request, sizes)?
         {
@@ -43,7 +35,7 @@ impl Core {
         self.blocks.lock().counters.num_alloc_retries += 1;
         let refusal = match self.try_again(request, sizes)? {
             Ok(found) => return Ok(found),
-            Err(refusal) => about_memory(refusal)?,
+            Err(refusal) => refusal.about_memory()?,
         };
         // Blocks that could not be waited for might have served the request, so "out of memory" would be
         // wrong.
@@ -69,43 +61,21 @@ impl Core {
     }
 
     fn report(&self, request: Request, refusal: Refusal) -> OutOfMemory {
-        let info = memory_info().ok();
         let blocks = self.blocks.lock();
         let statistics = blocks.statistics();
-        let (ranges, largest_bytes) =
-            (statistics.free_blocks, blocks.idle_sizes().max().unwrap_or(0));
+        let largest_bytes = blocks.idle_sizes().max().unwrap_or(0);
         drop(blocks);
-        let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
-        let allocated = statistics.allocated_bytes.all.current;
         let mut report = OutOfMemory {
             device: self.device.device,
-            device_free_bytes: info.map(|info| info.free_bytes),
-            device_total_bytes: info.map(|info| info.total_bytes),
-            limit_bytes: self.limit.get(),
-            allocated_bytes: bytes(allocated),
-            reserved_bytes: bytes(statistics.reserved_bytes.all.current),
-            cached_small_bytes: statistics.cached_bytes_of(PoolKind::Small),
-            cached_large_bytes: statistics.cached_bytes_of(PoolKind::Large),
-            draining_bytes: bytes(statistics.active_bytes.all.current - allocated),
-            ..OutOfMemory::of(request.bytes, request.stream)
+            ..report_of(&request, self.limit.get(), &statistics, memory_info().ok())
         };
-        if largest_bytes > 0 {
-            let bytes = report.cached_small_bytes + report.cached_large_bytes;
-            report.free.push(FreeRanges { bytes, ranges, largest_bytes, ..FreeRanges::default() });
-        }
+        list_cached(&mut report, statistics.free_blocks, largest_bytes);
         report.hints.push(
             "the bytes are those of page-locked host memory, and the free and total bytes those of this \
              machine: backend:pinned."
                 .to_owned(),
         );
-        match refusal {
-            Refusal::Driver(error) => report.driver = Some(error),
-            Refusal::Limit => report.hints.push(format!(
-                "the limit of {} refused the request before the driver was called: raise the memory \
-                 fraction.",
-                human_bytes(report.limit_bytes.unwrap_or_default())
-            )),
-        }
+        refusal.explain(&mut report, "the driver");
         report
     }
 }

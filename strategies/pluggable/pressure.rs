@@ -12,7 +12,8 @@ use crate::allocator::Request;
 use crate::error::{AllocError, AllocResult, DriverError, OutOfMemory};
 use crate::history::Action;
 use crate::ids::PoolId;
-use crate::size::{PoolKind, human_bytes};
+use crate::refusal::report_of;
+use crate::size::human_bytes;
 
 impl PluggableAllocator {
     #[cold]
@@ -76,20 +77,10 @@ impl PluggableAllocator {
     fn report(&self, pool: PoolId, request: Request, refusal: Refusal) -> OutOfMemory {
         let info = self.driver.memory_info().ok();
         let statistics = self.table.statistics();
-        let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
-        let allocated = statistics.allocated_bytes.all.current;
         let mut report = OutOfMemory {
             device: self.device.device,
             pool,
-            device_free_bytes: info.map(|info| info.free_bytes),
-            device_total_bytes: info.map(|info| info.total_bytes),
-            limit_bytes: self.limit.get(),
-            allocated_bytes: bytes(allocated),
-            reserved_bytes: bytes(statistics.reserved_bytes.all.current),
-            cached_small_bytes: statistics.cached_bytes_of(PoolKind::Small),
-            cached_large_bytes: statistics.cached_bytes_of(PoolKind::Large),
-            draining_bytes: bytes(statistics.active_bytes.all.current - allocated),
-            ..OutOfMemory::of(request.bytes, request.stream)
+            ..report_of(&request, self.limit.get(), &statistics, info)
         };
         report.cached_private_bytes = report.cached_small_bytes + report.cached_large_bytes;
         report.hints = self.hints(&report, refusal);

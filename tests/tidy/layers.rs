@@ -15,7 +15,7 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 25] = [
+const LAYERS: [Layer; 26] = [
     layer("size"),
     layer("ids"),
     Layer { never: &["ids"], ..layer("limit") },
@@ -41,6 +41,8 @@ const LAYERS: [Layer; 25] = [
     Layer { never: &["config", "driver", "sharing", "heap", "stats"], ..layer("live_blocks") },
     // A table of live blocks with counters, for authors of strategies.
     Layer { never: &["config", "driver", "sharing", "heap"], ..layer("blocks") },
+    // Reports of requests that got no memory, for strategies that ask the driver for each block.
+    Layer { never: &["config", "sharing", "heap", "history"], ..layer("refusal") },
     // Blocks that wait for streams. All strategies that defer frees share this code.
     Layer {
         never: &["config", "sharing", "heap", "stats", "history", "allocator"],
