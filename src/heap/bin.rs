@@ -82,7 +82,7 @@ impl Bin {
             self.0.first = pairing::insert(blocks, self.0.first, new);
             return;
         } else if !(LIST..LIST + LIST_MAX).contains(&self.0.root.0) {
-            return self.insert_in_tree(blocks, new);
+            return self.insert_in_many(blocks, new);
         }
         if has_one_size(blocks, new) {
             self.insert_in_list(blocks, new, |block| block.key);
@@ -127,9 +127,8 @@ impl Bin {
     }
 
     /// Inserts a block into a tree, or into a full list, which becomes a heap or a tree.
-    #[cold]
     #[inline(never)]
-    fn insert_in_tree(&mut self, blocks: &mut [Block], new: Slot) {
+    fn insert_in_many(&mut self, blocks: &mut [Block], new: Slot) {
         if self.list_len() != 0 {
             let mut at = std::mem::replace(&mut self.0, Tree::EMPTY).first;
             if has_one_size(blocks, new) {
@@ -200,7 +199,7 @@ impl Bin {
         if self.is_tree() {
             return self.0.lower_bound(blocks, u128::from(size_bytes) << 64);
         }
-        // Only a list has several sizes.
+        // A pairing heap has one size, so its first block ends the search.
         let mut at = Some(self.0.first).filter(|first| !first.is_none());
         while let Some(slot) = at.filter(|slot| block_at(blocks, *slot).size_bytes < size_bytes) {
             at = self.next_after(blocks, slot);
@@ -208,16 +207,18 @@ impl Bin {
         at
     }
 
-    /// Returns the block behind `slot`, which is in this bin. Visits all blocks of a pairing heap.
+    /// Returns the block behind `slot`, which is in this bin. In a pairing heap, visits all blocks up to it
+    /// and those directly below them.
     pub(super) fn next_after(self, blocks: &[Block], slot: Slot) -> Option<Slot> {
         if self.is_single() {
             return None;
         }
         if self.0.root == PAIRING {
             let key = |slot: &Slot| block_at(blocks, *slot).key;
-            let behind =
-                pairing::walk(blocks, self.0.first).filter(|other| key(other) > key(&slot));
-            return behind.min_by_key(key);
+            // All blocks below one that is behind `slot` are behind that one.
+            let (own, first) = (key(&slot), self.0.first);
+            let blocks = pairing::walk(blocks, first, |block| block.key <= own);
+            return blocks.filter(|other| key(other) > own).min_by_key(key);
         }
         match self.list_len() {
             0 => self.0.next_after(blocks, slot),
@@ -228,7 +229,7 @@ impl Bin {
     /// Returns all blocks in order.
     pub(super) fn in_order(self, blocks: &[Block]) -> Vec<Slot> {
         if self.0.root == PAIRING {
-            let mut slots: Vec<Slot> = pairing::walk(blocks, self.0.first).collect();
+            let mut slots: Vec<Slot> = pairing::walk(blocks, self.0.first, |_| true).collect();
             slots.sort_unstable_by_key(|slot| block_at(blocks, *slot).key);
             return slots;
         }

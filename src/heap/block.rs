@@ -81,12 +81,12 @@ pub(super) struct Block {
     /// The neighbours by address in the segment.
     pub(super) previous: Slot,
     pub(super) next: Slot,
-    /// Free: the neighbours in the bin's list, or the children in its tree; not set if it is alone in its
-    /// bin. Live: the first is the head of the list of other streams. Draining: the first holds the number
-    /// of events. Vacant: the first is the next vacant slot.
+    /// Free: the neighbours in the bin's list, the children in its tree, or as in `pairing`; not set if it
+    /// is alone in its bin. Live: the first is the head of the list of other streams. Draining: the first
+    /// holds the number of events. Vacant: the first is the next vacant slot.
     pub(super) links: [Slot; 2],
-    /// Free: the parent in the bin's tree. Live: the next block in the same bucket of the table of
-    /// starts.
+    /// Free: the parent in the bin's tree, or as in `pairing`. Live: the next block in the same bucket of
+    /// the table of starts.
     pub(super) over: Slot,
     pub(super) generation: u32,
     /// The priority of the slot in trees: constant, so it is computed once.

@@ -98,19 +98,13 @@ impl Heap {
                 is_expandable
             }
         };
-        let mut blocks = self.free_from(first);
-        let mut following = || loop {
-            match blocks.next() {
-                Some(slot) if passed_by(slot) => {}
-                other => return other,
-            }
-        };
-        let mut slot = following()?;
+        let mut following = self.free_from(first).filter(|&slot| !passed_by(slot));
+        let mut slot = following.next()?;
         // A block without a gap behind it has the shortest reach, since all later blocks are at least as
         // large.
         let has_gap = |slot: Slot| self.reach(slot) > self.slab.get(slot).size_bytes;
         while rules.expandable && self.slab.get(slot).is_expandable() && has_gap(slot) {
-            match following() {
+            match following.next() {
                 Some(next) if self.reach(next) < self.reach(slot) => slot = next,
                 _ => break,
             }
@@ -316,11 +310,8 @@ impl Heap {
     #[must_use]
     pub(crate) fn mapped_ranges(&self) -> Vec<(u64, u64)> {
         let heads = self.segment_heads().filter(|&head| self.slab.get(head).is_expandable());
-        let range = |head| {
-            let sizes = self.segment_blocks(head).map(|block| block.size_bytes);
-            (self.slab.get(head).address, sizes.sum())
-        };
-        heads.map(range).collect()
+        let ranges = heads.map(|head| self.segment_of(head));
+        ranges.map(|range| (range.address, range.size_bytes)).collect()
     }
 
     /// Removes and returns all reservations in which nothing is mapped.

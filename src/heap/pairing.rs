@@ -112,11 +112,17 @@ fn meld_all(blocks: &mut [Block], mut at: Slot) -> Slot {
     all
 }
 
-/// Returns all blocks of the heap with this first block: each before those below it.
-pub(super) fn walk(blocks: &[Block], first: Slot) -> impl Iterator<Item = Slot> {
+/// Returns all blocks of the heap with this first block, each before those below it. Leaves out the blocks
+/// below one for which `enters` is false.
+pub(super) fn walk(
+    blocks: &[Block],
+    first: Slot,
+    enters: impl Fn(&Block) -> bool,
+) -> impl Iterator<Item = Slot> {
     std::iter::successors(Some(first), move |&slot| {
-        let below = block_at(blocks, slot).links[BELOW];
-        if !below.is_none() {
+        let block = block_at(blocks, slot);
+        let below = block.links[BELOW];
+        if !below.is_none() && enters(block) {
             return Some(below);
         }
         let mut at = slot;
@@ -139,7 +145,7 @@ pub(super) fn walk(blocks: &[Block], first: Slot) -> impl Iterator<Item = Slot> 
 
 /// Returns true if every block has a higher key than the one above it, and all links agree. For checks.
 pub(super) fn is_sound(blocks: &[Block], first: Slot) -> bool {
-    walk(blocks, first).all(|slot| {
+    walk(blocks, first, |_| true).all(|slot| {
         let Block { links: [mut below, _], key, .. } = *block_at(blocks, slot);
         let mut before = slot;
         while !below.is_none() {

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::cell::{HeapCell, HeapState};
 use super::engine::Engine;
-use crate::driver::unless_captured;
+use crate::driver::{may_be_captured, unless_captured};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
 use crate::event_queue::Recorded;
 use crate::heap::{BlockId, Heap, Slot, StreamUse};
@@ -101,11 +101,13 @@ impl Engine {
         // by another thread.
         let is_ours = |by: &StreamUse| !by.captured && self.driver.is_per_thread_stream(by.stream);
         let may_wait = !self.scopes.any_capture() || uses.iter().all(is_ours);
-        if !may_wait {
+        // The streams are checked even if no scope is open, because a capture need not have a scope. An
+        // event recorded in a capture never passes, even after the capture has ended.
+        if !may_wait || uses.iter().any(|by| may_be_captured(&*self.driver, by.stream)) {
             return self.defer_free(cell, address, id, uses);
         }
         let waits = match self.record_events(&uses) {
-            // A stream is captured, which needs no open scope. An event recorded in a capture never passes.
+            // Another thread began a capture after the check.
             Err(error) if error.kind() == DriverErrorKind::CaptureActive => {
                 return self.defer_free(cell, address, id, uses);
             }

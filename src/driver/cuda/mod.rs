@@ -71,6 +71,8 @@ const PER_THREAD_STREAM: u64 = 2;
 const LAST_DEFAULT_STREAM: u64 = PER_THREAD_STREAM;
 /// `CUDA_ERROR_INVALID_CONTEXT`.
 const INVALID_CONTEXT: u32 = 201;
+/// Results of a call that needs another current context: the above, and `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
+const WRONG_CONTEXT: [u32; 2] = [INVALID_CONTEXT, 709];
 
 /// `CUdevice_attribute` numbers.
 mod attribute {
@@ -260,12 +262,13 @@ impl Cuda {
         self.enter_context(self.context)
     }
 
-    /// Makes the context current for a stream-ordered call on `stream`, if `stream` is a default stream:
-    /// the handles of default streams mean the streams of the current context. Any other handle
-    /// determines its context, so for other streams the function does not even query the current context.
+    /// Makes the context current for a call on `stream`, if `stream` is a default stream: the handles of
+    /// default streams mean the streams of the current context. Any other handle determines its context, so
+    /// for other streams the function does not even query the current context.
     ///
     /// Source: CUDA driver API, `cuMemAllocFromPoolAsync` and `cuMemFreeAsync`: an error is "default
-    /// stream specified with no current context".
+    /// stream specified with no current context". `cuEventRecord` and the calls that return a stream's
+    /// capture do not document it. They work without a current context and under another one (driver 580).
     #[inline]
     fn enter_for(&self, stream: StreamId) -> DriverResult<Entered> {
         if stream.0 > LAST_DEFAULT_STREAM { Ok(Entered(None)) } else { self.enter() }
@@ -278,14 +281,14 @@ impl Cuda {
         self.on(stream, call)?.ok()
     }
 
-    /// Runs a call on `stream`. If the driver reports an invalid context, repeats it with the device's
-    /// context current.
+    /// Runs a call on `stream`. If the driver reports a wrong context, repeats it with the device's context
+    /// current.
     #[inline]
     fn on(&self, stream: StreamId, mut call: impl FnMut() -> Status) -> DriverResult<Status> {
         let entered = self.enter_for(stream)?;
         let status = call();
         drop(entered);
-        if status.code() != Some(INVALID_CONTEXT) {
+        if !status.code().is_some_and(|code| WRONG_CONTEXT.contains(&code)) {
             return Ok(status);
         }
         // The failed call has had no effect, so it can be repeated.
@@ -463,7 +466,7 @@ impl Driver for Cuda {
     fn capture_status(&self, stream: StreamId) -> DriverResult<CaptureStatus> {
         let status = self.enter_for(stream).and_then(|_entered| self.status_of(stream));
         match status {
-            Err(error) if error.code() == i64::from(INVALID_CONTEXT) => {
+            Err(error) if WRONG_CONTEXT.map(i64::from).contains(&error.code()) => {
                 let _entered = self.enter()?;
                 self.status_of(stream)
             }

@@ -117,6 +117,7 @@ impl HeapCounters {
     /// allocated after one of the other kind was freed.
     #[inline(always)]
     pub(in crate::stats) fn exchanges_blocks(&mut self, kind: PoolKind) -> bool {
+        const { assert!(BLOCKS == 0) };
         let [own, other] = self.own_first(kind);
         let [_, rest @ ..] = own.room;
         any(rest) >= 0 && own.exchange::<false>(other, BLOCKS)
@@ -286,6 +287,7 @@ impl Account {
     #[inline(always)]
     fn exchange<const BEYOND: bool>(&mut self, other: &mut Self, counter: usize) -> bool {
         let (own, room) = (self.room[counter], other.room[counter]);
+        debug_assert!(own < 0, "a limit of this counter is passed");
         let [live, active, ..] = &mut self.beyond[counter];
         let [other_live, other_active, live_of_both, active_of_both] = &mut other.beyond[counter];
         let beyond = if BEYOND { (*live_of_both).min(*active_of_both) } else { 0 };

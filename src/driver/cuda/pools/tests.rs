@@ -63,6 +63,11 @@ library! {
     };
     pool_free(_: u64, _: u64) = in_context("free");
     event_query(_: u64) = in_context("query");
+    event_record(_: u64, _: u64) = in_context("record");
+    capture_info_1(_: u64, status: &mut u32, id: &mut u64) = {
+        (*status, *id) = (0, 0);
+        in_context("capture")
+    };
     event_synchronize(_: u64) = in_context("synchronize");
     pool_create(pool: &mut u64, _: &PoolProperties) = { *pool = 0x9003; 0 };
     pool_destroy(_: u64) = DESTROYED.get();
@@ -100,6 +105,24 @@ fn a_stream_with_a_handle_of_its_own_needs_no_context() {
     let address = cuda.allocate_async(POOL, 512, stream).unwrap();
     cuda.free_async(address, stream).unwrap();
     assert_eq!(seen(), [("allocate", THEIRS, GLOBAL), ("free", THEIRS, GLOBAL)]);
+}
+
+#[test]
+fn a_call_on_a_stream_is_repeated_in_the_devices_context_if_the_driver_demands_that() {
+    let (cuda, stream) = (cuda(), StreamId(0x5000));
+    for wants in [false, true] {
+        CURRENT.set(THEIRS);
+        WANTS_CONTEXT.set(wants);
+        cuda.record_event(EventId(1), stream).unwrap();
+        assert_eq!(cuda.capture_status(stream), Ok(CaptureStatus::None));
+        let calls = ["record", "capture"].into_iter().flat_map(|call| {
+            let again = [("current", THEIRS, GLOBAL), (call, OURS, GLOBAL)];
+            [(call, THEIRS, GLOBAL)].into_iter().chain(again.into_iter().filter(move |_| wants))
+        });
+        assert!(seen().into_iter().eq(calls));
+        assert_eq!(CURRENT.get(), THEIRS, "what was current is current again");
+    }
+    WANTS_CONTEXT.set(false);
 }
 
 #[test]
