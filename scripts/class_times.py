@@ -86,15 +86,17 @@ class Timed:
     """A process that times calls over one allocator."""
 
     def __init__(self, built, conf, library, processor):
-        pipe, mine = subprocess.PIPE, {"PYTORCH_CUDA_ALLOC_CONF": conf, "PYTORCH_ALLOC_CONF": ""}
-        mine = {name: text for name, text in mine.items() if text}
-        kept = {name: text for name, text in os.environ.items() if "ALLOC_CONF" not in name}
-        kept["PYTHONPATH"] = f"{pathlib.Path(__file__).resolve().parent.parent}/python:{kept.get('PYTHONPATH', '')}"
-        kept |= mine | ({"STRATALLOC_LIBRARY": library} if library else {})
-        if not library:
-            kept.pop("STRATALLOC_LIBRARY", None)
+        pipe = subprocess.PIPE
+        left_out = ("STRATALLOC_LIBRARY", "ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+        environment = {name: text for name, text in os.environ.items() if name not in left_out}
+        package = pathlib.Path(__file__).resolve().parent.parent / "python"
+        environment["PYTHONPATH"] = f"{package}:{environment.get('PYTHONPATH', '')}"
+        if conf:
+            environment["PYTORCH_CUDA_ALLOC_CONF"] = conf
+        if library:
+            environment["STRATALLOC_LIBRARY"] = library
         command = [sys.executable, __file__, "--child", str(built)]
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=kept)
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
         self.time("empty")
         os.sched_setaffinity(self.process.pid, {processor})
 
@@ -121,7 +123,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         built = build(pathlib.Path(folder))
         for conf in CONFS:
-            sides = [Timed(built, conf, "", processor), Timed(built, conf, library, processor)]
+            sides = [Timed(built, conf, None, processor), Timed(built, conf, library, processor)]
             for what in ("empty", "raw"):
                 times = ([], [])
                 for number in range(rounds):

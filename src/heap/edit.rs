@@ -128,8 +128,9 @@ impl Heap {
         let (blocks, vacant) = self.slab.parts();
         let block = block_at(blocks, slot);
         let may_grow = || block_at(blocks, block.next).state == BlockState::Unmapped;
-        let is_chosen = || !may_grow() || bins.is_last(bin);
-        let may_serve = !block.is_expandable() || rules.expandable && is_chosen();
+        // A block that may grow is passed over for a larger one only if there is a larger one.
+        let is_best = || !may_grow() || bins.is_last(bin);
+        let may_serve = !block.is_expandable() || rules.expandable && is_best();
         if block.size_bytes < rounded_bytes || !may_serve {
             return None;
         }
