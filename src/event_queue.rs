@@ -10,7 +10,6 @@
 
 use std::collections::VecDeque;
 
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::driver::{
@@ -19,6 +18,7 @@ use crate::driver::{
 };
 use crate::error::{DriverError, DriverErrorKind};
 use crate::ids::{EventId, StreamId};
+use crate::sync::ShortLock;
 
 /// Recorded events, each with its stream.
 pub(crate) type Recorded = SmallVec<[(EventId, StreamId); 4]>;
@@ -36,7 +36,7 @@ struct Pending<T> {
 /// The events of one allocator. `T` identifies the item that waits.
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
-    queues: Mutex<Queues<T>>,
+    queues: ShortLock<Queues<T>>,
 }
 
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl<T> Queues<T> {
 impl<T> Default for EventQueue<T> {
     fn default() -> Self {
         let (active, idle, spare) = (Vec::new(), Vec::new(), Vec::new());
-        Self { queues: Mutex::new(Queues { active, idle, spare, next_sequence: 0 }) }
+        Self { queues: ShortLock::new(Queues { active, idle, spare, next_sequence: 0 }) }
     }
 }
 

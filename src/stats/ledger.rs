@@ -26,10 +26,9 @@
 
 use std::collections::VecDeque;
 
-use parking_lot::{Mutex, MutexGuard};
-
 use super::heap_counters::{ALL, CLASSES, CounterValues, HeapCounters, Parked, Taken};
 use crate::size::PoolKind;
+use crate::sync::{ShortGuard, ShortLock};
 
 /// Access of the ledger to the heaps of a device.
 pub(crate) trait Heaps {
@@ -40,7 +39,7 @@ pub(crate) trait Heaps {
 /// The peaks of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    state: Mutex<State>,
+    state: ShortLock<State>,
 }
 
 #[derive(Debug, Default)]
@@ -184,7 +183,7 @@ impl State {
     /// Covers heap `own`, which has taken the parked room of `kind`, from other heaps, or raises the peaks.
     #[inline(never)]
     fn search<H: Heaps>(
-        mut state: MutexGuard<'_, Self>,
+        mut state: ShortGuard<'_, Self>,
         own: u32,
         kind: PoolKind,
         counters: &mut HeapCounters,
@@ -199,7 +198,7 @@ impl State {
 
     /// Lists heap `own` if it has spare.
     #[inline(never)]
-    fn enter(mut state: MutexGuard<'_, Self>, own: u32, counters: &mut HeapCounters) {
+    fn enter(mut state: ShortGuard<'_, Self>, own: u32, counters: &mut HeapCounters) {
         if counters.enter_list() {
             state.list(own);
         }

@@ -1,13 +1,14 @@
-//! State that threads share and read without a lock.
+//! State that threads share: what they read without a lock, and locks.
 //!
 //! `Swap` holds a value that is read at every call and replaced rarely. A reader stores the value's
 //! address in a slot of its thread (`slots`), with a plain store. The writer, which is rare, executes a
 //! barrier on all threads (`barrier`), so readers need none. [`Global`] is a process-wide lock. `Quota`
-//! is a byte limit that all threads share. `OnceArc` is a value that is set once. [`Defer`] calls a
-//! function at the end of a scope. None of these depends on the type of the value.
+//! is a byte limit that all threads share. `OnceArc` is a value that is set once. `ShortLock` is the lock
+//! of the hot path. [`Defer`] calls a function at the end of a scope. None of these depends on the type of
+//! the value.
 //!
-//! Unsafe code: the dereferences of `Swap` and `OnceArc`, two system calls, and the walk over the calling
-//! thread's stack.
+//! Unsafe code: the dereferences of `Swap` and `OnceArc`, the lock's implementation of `RawMutex`, two system
+//! calls, and the walk over the calling thread's stack.
 
 #![expect(unsafe_code, reason = "a reference that no lock guards, and a call of the kernel")]
 
@@ -17,6 +18,7 @@ mod exit;
 mod global;
 mod once;
 mod quota;
+mod short_lock;
 mod slots;
 mod swap;
 #[cfg(feature = "stacks")]
@@ -30,6 +32,7 @@ pub use global::hold_all;
 pub use global::{Global, Rank};
 pub(crate) use once::OnceArc;
 pub(crate) use quota::Quota;
+pub(crate) use short_lock::{ShortGuard, ShortLock};
 pub(crate) use swap::{All, Read, Swap};
 #[cfg(feature = "stacks")]
 pub(crate) use walk::walk;

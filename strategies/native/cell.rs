@@ -8,14 +8,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
-
 use super::policy::HitPolicy;
 use crate::error::{AllocError, PoolError};
 use crate::heap::Heap;
 use crate::ids::{PoolId, StreamId};
 use crate::stats::{HeapCounters, Heaps};
-use crate::sync::OnceArc;
+use crate::sync::{OnceArc, ShortGuard, ShortLock};
 
 /// The maximum number of heaps of an allocator.
 pub(super) const CELLS_MAX: usize = 1 << 16;
@@ -53,6 +51,9 @@ impl HeapState {
     }
 }
 
+/// The access of the thread that has locked a heap.
+pub(super) type HeapGuard<'a> = ShortGuard<'a, HeapState>;
+
 /// The pool and the stream that a heap serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeapKey {
@@ -71,7 +72,7 @@ impl HeapKey {
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct HeapCell {
-    state: Mutex<HeapState>,
+    state: ShortLock<HeapState>,
     /// `stream` and `pool` form the key. It changes only under the lock and only while the heap is empty.
     stream: AtomicU64,
     pool: [AtomicU64; 2],
@@ -82,7 +83,7 @@ pub(super) struct HeapCell {
 
 impl HeapCell {
     #[inline]
-    pub(super) fn lock(&self) -> MutexGuard<'_, HeapState> {
+    pub(super) fn lock(&self) -> HeapGuard<'_> {
         self.state.lock()
     }
 
@@ -98,7 +99,7 @@ impl HeapCell {
 
     /// Locks the heap if it still serves `key`: its pool may have been removed since the lookup.
     #[inline]
-    pub(super) fn lock_at(&self, key: HeapKey) -> Result<MutexGuard<'_, HeapState>, PoolError> {
+    pub(super) fn lock_at(&self, key: HeapKey) -> Result<HeapGuard<'_>, PoolError> {
         let state = self.lock();
         let now = HeapKey { pool: self.pool(), stream: self.stream() };
         if now == key { Ok(state) } else { Err(PoolError::Unknown { pool: key.pool }) }
@@ -198,7 +199,7 @@ impl HeapTable {
             &row.get().unwrap_or_else(new)[len % ROW_CELLS]
         });
         let cell = Arc::new(HeapCell {
-            state: Mutex::new(state),
+            state: ShortLock::new(state),
             stream: AtomicU64::new(key.stream.0),
             pool: [key.pool.capture, key.pool.user].map(AtomicU64::new),
             number,

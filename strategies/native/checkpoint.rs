@@ -7,9 +7,7 @@
 //!
 //! Source: PyTorch's checkpoints for CUDA graph trees, and its exact-address allocation.
 
-use parking_lot::MutexGuard;
-
-use super::cell::{HeapCell, HeapState};
+use super::cell::{HeapCell, HeapGuard, HeapState};
 use super::engine::Engine;
 use super::growth::Growth;
 use super::inspect::add_segments;
@@ -85,12 +83,7 @@ impl Engine {
         Some(made)
     }
 
-    fn free_all(
-        &self,
-        cell: &HeapCell,
-        state: &mut MutexGuard<'_, HeapState>,
-        freed: &mut Vec<Freed>,
-    ) {
+    fn free_all(&self, cell: &HeapCell, state: &mut HeapGuard<'_>, freed: &mut Vec<Freed>) {
         for slot in state.heap.live_blocks() {
             let address = state.heap.view(slot).address;
             freed.push(Freed { address, size_bytes: state.heap.requested_bytes(slot) });
@@ -105,7 +98,7 @@ impl Engine {
     pub(super) fn restore_segment(
         &self,
         cell: &HeapCell,
-        state: &mut MutexGuard<'_, HeapState>,
+        state: &mut HeapGuard<'_>,
         mut next: Option<Slot>,
         segment: &SegmentLayout,
         exact: bool,

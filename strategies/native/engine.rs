@@ -5,12 +5,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 use super::addresses::AddressMap;
 use super::capabilities::of_address;
 use super::capture::Captures;
-use super::cell::{HeapCell, HeapKey, HeapState, HeapTable};
+use super::cell::{HeapCell, HeapGuard, HeapKey, HeapState, HeapTable};
 use super::events::{Attention, Waiting};
 use super::growth::{Growth, Reserved};
 use super::pools::PoolHeaps;
@@ -371,7 +371,7 @@ impl Engine {
     fn record_freed(
         &self,
         cell: &HeapCell,
-        state: MutexGuard<'_, HeapState>,
+        state: HeapGuard<'_>,
         address: u64,
         requested_bytes: u64,
     ) {

@@ -9,10 +9,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 
-use super::cell::{HeapCell, HeapState};
+use super::cell::{HeapCell, HeapGuard};
 use super::engine::Engine;
 use crate::driver::{may_be_captured, unless_captured};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
@@ -84,7 +83,7 @@ impl Engine {
     pub(super) fn free_when_drained(
         &self,
         cell: &HeapCell,
-        state: MutexGuard<'_, HeapState>,
+        state: HeapGuard<'_>,
         slot: Slot,
         address: u64,
     ) -> Result<(), HandleError> {

@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use parking_lot::MutexGuard;
 
-use super::cell::{HeapCell, HeapKey, HeapState};
+use super::cell::{HeapCell, HeapGuard, HeapKey};
 use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
@@ -196,7 +196,7 @@ impl Engine {
     fn search(
         &self,
         cell: &HeapCell,
-        state: &mut MutexGuard<'_, HeapState>,
+        state: &mut HeapGuard<'_>,
         requested_bytes: u64,
     ) -> Option<Allocation> {
         let rounded_bytes = state.policy.roundup.round(requested_bytes);

@@ -1,8 +1,6 @@
 //! Combining the counters of all heaps into the public statistics, and resetting them.
 
-use parking_lot::MutexGuard;
-
-use super::cell::HeapState;
+use super::cell::HeapGuard;
 use super::engine::Engine;
 use super::growth::Growth;
 use crate::allocator::Counters;
@@ -102,8 +100,7 @@ impl Counters for Engine {
     /// Sets every peak to its current value. Holds the locks of all heaps at once.
     fn reset_peaks(&self) {
         let mut growth = self.growth.lock();
-        let mut states: Vec<MutexGuard<'_, HeapState>> =
-            self.heaps.all().map(|cell| cell.lock()).collect();
+        let mut states: Vec<HeapGuard<'_>> = self.heaps.all().map(|cell| cell.lock()).collect();
         self.ledger.reset_peaks(states.iter_mut().map(|state| &mut state.counters));
         growth.counters.reset_peaks();
         growth.counters.oversize_segments.peak = growth.counters.oversize_segments.current;

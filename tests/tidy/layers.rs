@@ -31,7 +31,8 @@ const LAYERS: [Layer; 26] = [
     // The layer only transfers bytes and descriptors between processes, whatever they mean.
     Layer { never: &["config", "driver", "system"], ..layer("sharing") },
     Layer { never: &["config", "driver", "error", "sharing"], ..layer("heap") },
-    Layer { never: &["config", "driver", "sharing"], ..layer("stats") },
+    // The ledger's lock is one of `sync`.
+    Layer { never: &["config", "driver", "sharing"], also: &["sync"], ..layer("stats") },
     // `history` walks stacks with a lock-free structure of `sync`.
     Layer { never: &["driver", "sharing", "heap", "stats"], also: &["sync"], ..layer("history") },
     // Tracepoints have only numbers as arguments.
