@@ -5,6 +5,7 @@
 //! Everything else is an optional capability, a field of [`Control`].
 
 mod control;
+mod halves;
 mod hooks;
 mod peers;
 mod pools;
@@ -123,6 +124,7 @@ impl Request {
 
 /// Identifies a block within its allocator. Only that allocator interprets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
 pub struct Token(pub [u32; 3]);
 
 impl Token {
@@ -149,6 +151,7 @@ impl Token {
 /// dropped.
 #[must_use = "dropping an allocation leaks its block until the allocator is dropped"]
 #[derive(Debug, PartialEq, Eq)]
+#[repr(C)] // `halves` builds it from its bytes.
 pub struct Allocation {
     address: u64,
     size_bytes: u64,

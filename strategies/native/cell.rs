@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use super::policy::HitPolicy;
 use crate::error::{AllocError, PoolError};
 use crate::heap::Heap;
-use crate::ids::{PoolId, StreamId};
+use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::stats::{HeapCounters, Heaps};
 use crate::sync::{OnceArc, ShortGuard, ShortLock};
 
@@ -76,7 +76,9 @@ pub(super) struct HeapCell {
     /// `stream` and `pool` form the key. It changes only under the lock and only while the heap is empty.
     stream: AtomicU64,
     pool: [AtomicU64; 2],
+    /// The number of the cell and its allocator, adjacent as in the handles that are made of them.
     pub(super) number: u32,
+    pub(super) owner: OwnerId,
     /// The next cell of the default pool in the same bucket.
     next: OnceArc<HeapCell>,
 }
@@ -121,6 +123,7 @@ type Row = [OnceArc<HeapCell>; ROW_CELLS];
 /// All heaps of a device.
 #[derive(Debug)]
 pub(super) struct HeapTable {
+    owner: OwnerId,
     by_stream: [OnceArc<HeapCell>; BUCKETS],
     /// Heaps of per-thread default streams. They are not in `by_stream`, so that a hit need not check
     /// whether its stream is a per-thread default stream.
@@ -131,9 +134,11 @@ pub(super) struct HeapTable {
     len: AtomicUsize,
 }
 
-impl Default for HeapTable {
-    fn default() -> Self {
+impl HeapTable {
+    /// Creates a table without heaps for this allocator.
+    pub(super) fn new(owner: OwnerId) -> Self {
         Self {
+            owner,
             by_stream: [const { OnceArc::new() }; BUCKETS],
             per_thread: OnceArc::new(),
             first_row: [const { OnceArc::new() }; ROW_CELLS],
@@ -141,9 +146,7 @@ impl Default for HeapTable {
             len: AtomicUsize::new(0),
         }
     }
-}
 
-impl HeapTable {
     /// Returns the heap of a stream if it is the first one of its bucket.
     #[inline(always)]
     pub(super) fn first_of_bucket(&self, stream: StreamId) -> Option<&HeapCell> {
@@ -203,6 +206,7 @@ impl HeapTable {
             stream: AtomicU64::new(key.stream.0),
             pool: [key.pool.capture, key.pool.user].map(AtomicU64::new),
             number,
+            owner: self.owner,
             next: OnceArc::new(),
         });
         let placed = place.set(Arc::clone(&cell));
@@ -273,7 +277,7 @@ mod tests {
 
     #[test]
     fn every_stream_finds_its_heap_by_stream_and_by_number() {
-        let table = HeapTable::default();
+        let table = HeapTable::new(OwnerId::next());
         for n in 0..1000u64 {
             let stream = StreamId(n * 64);
             assert!(table.find(stream).is_none());
@@ -292,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_heap_of_a_private_pool_is_found_by_number_only_and_can_move() {
-        let table = HeapTable::default();
+        let table = HeapTable::new(OwnerId::next());
         let stream = StreamId(7);
         let key = |user| HeapKey { pool: PoolId { capture: 0, user }, stream };
         let cell = table.add(key(1), state()).unwrap();

@@ -85,7 +85,7 @@ impl Engine {
             driver,
             device,
             owner,
-            heaps: HeapTable::default(),
+            heaps: HeapTable::new(owner),
             attention: Arc::default(),
             events: EventQueue::default(),
             scopes,
@@ -276,15 +276,15 @@ impl Engine {
         requested_bytes: u64,
         id: BlockId,
     ) -> Allocation {
-        let token = Token([cell.number, id.index, id.generation]);
-        Allocation::new(address, requested_bytes, self.owner, token)
+        let token = Token([id.index, id.generation, cell.number]);
+        Allocation::in_halves(address, requested_bytes, cell.owner, token)
     }
 
     /// Returns the heap and the block id that an allocation's token contains.
     #[inline]
     pub(super) fn own(&self, allocation: &Allocation) -> Result<(&HeapCell, BlockId), HandleError> {
         allocation.check_owner(self.owner)?;
-        let Token([number, index, generation]) = allocation.token();
+        let Token([index, generation, number]) = allocation.token();
         let cell = self.heaps.get(number);
         let stale = || HandleError::Stale { address: allocation.address() };
         Ok((cell.ok_or_else(stale)?, BlockId { index, generation }))

@@ -165,7 +165,7 @@ impl Engine {
 
     /// Frees a block that was allocated for this call only, unless it is no longer live.
     fn free_placeholder(&self, cell: &HeapCell, state: &mut HeapState, made: &Allocation) {
-        let Token([_, index, generation]) = made.token();
+        let Token([index, generation, _]) = made.token();
         let id = BlockId { index, generation };
         if let Some(slot) = state.heap.live(id, made.address()) {
             self.free_slot(cell, state, slot);

@@ -25,18 +25,18 @@ impl<M: Machine> Runner<'_, M> {
         }
         let real = self.some_handle(pick);
         self.refuses(real, self.stranger)?;
-        let Token([heap, slot, generation]) = real.token;
+        let Token([slot, generation, heap]) = real.token;
         for token in [
-            [heap.wrapping_add(1), slot, generation],
-            [u32::MAX, slot, generation],
-            [u32::MAX - 1, u32::MAX, u32::MAX],
-            [heap, slot.wrapping_add(1), generation],
-            [heap, u32::MAX, generation],
-            [heap, u32::MAX - 1, generation],
-            [heap, 1 << 20, generation],
-            [heap, slot, generation.wrapping_add(1)],
-            [heap, slot, generation.wrapping_sub(1)],
-            [heap, slot, generation ^ 1 << 31],
+            [slot, generation, heap.wrapping_add(1)],
+            [slot, generation, u32::MAX],
+            [u32::MAX, u32::MAX, u32::MAX - 1],
+            [slot.wrapping_add(1), generation, heap],
+            [u32::MAX, generation, heap],
+            [u32::MAX - 1, generation, heap],
+            [1 << 20, generation, heap],
+            [slot, generation.wrapping_add(1), heap],
+            [slot, generation.wrapping_sub(1), heap],
+            [slot, generation ^ 1 << 31, heap],
         ] {
             self.refuses(Stale { token: Token(token), ..real }, owner_id)?;
         }

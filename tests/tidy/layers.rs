@@ -160,6 +160,7 @@ pub(crate) fn unsafe_allowed_in(file: &Source) -> Vec<String> {
         "src/system",
         "src/sync",
         "src/heap/at",
+        "src/allocator/halves",
         "src/handle/dlpack",
         "crates/ffi/src",
         "crates/account/src",
