@@ -71,7 +71,7 @@ impl PoolId {
 /// Identifies one allocator in this process. Frees are routed by it, and an allocator refuses a handle
 /// with another id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(transparent)]
+#[repr(transparent)] // See `allocator::halves`.
 pub struct OwnerId(u32);
 
 static NEXT_OWNER: AtomicU32 = AtomicU32::new(1);

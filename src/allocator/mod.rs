@@ -124,7 +124,7 @@ impl Request {
 
 /// Identifies a block within its allocator. Only that allocator interprets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(transparent)]
+#[repr(transparent)] // See `halves`.
 pub struct Token(pub [u32; 3]);
 
 impl Token {
@@ -151,7 +151,7 @@ impl Token {
 /// dropped.
 #[must_use = "dropping an allocation leaks its block until the allocator is dropped"]
 #[derive(Debug, PartialEq, Eq)]
-#[repr(C)] // `halves` builds it from its bytes.
+#[repr(C)] // See `halves`.
 pub struct Allocation {
     address: u64,
     size_bytes: u64,

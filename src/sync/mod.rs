@@ -10,7 +10,7 @@
 //! Unsafe code: the dereferences of `Swap` and `OnceArc`, the lock's implementation of `RawMutex`, two system
 //! calls, and the walk over the calling thread's stack.
 
-#![expect(unsafe_code, reason = "a reference that no lock guards, and a call of the kernel")]
+#![expect(unsafe_code, reason = "references that no lock guards, a lock, and calls of the kernel")]
 
 mod barrier;
 mod defer;

@@ -2,9 +2,12 @@
 //!
 //! A lock that wakes waiting threads must find out at its release whether any thread waits, which takes an
 //! atomic read-modify-write: half of the cost of an uncontended lock. This lock wakes no thread. A thread
-//! that waits spins, then yields, then sleeps, twice as long each time up to [`SLEEP_MAX`], and tries again
-//! after each of these steps. So it is for state that threads hold for a few microseconds at most, except in
-//! rare calls. Threads get the lock in no particular order.
+//! that waits spins, then yields, then sleeps, and begins again. Each sleep takes twice as long as the one
+//! before, up to [`SLEEP_MAX`]. So a thread may notice the release late, by about as much as it has waited
+//! but at most 1 ms. Threads get the lock in no particular order.
+//!
+//! It is for state that threads mostly hold for less than a microsecond. The event queue is held while the
+//! driver is asked for events, but the requests that do so only try to lock it.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,9 +27,9 @@ pub(crate) struct RawShortLock {
     is_held: AtomicBool,
 }
 
-/// How often a waiting thread doubles the number of its spins, from 2 up to 64.
+/// How often a waiting thread spins, first 2 times, then 4, up to 64.
 const SPINS: u32 = 6;
-/// How often it then yields.
+/// How often it then yields, before it sleeps.
 const YIELDS: u32 = 16;
 const SLEEP_MIN: Duration = Duration::from_micros(20);
 const SLEEP_MAX: Duration = Duration::from_millis(1);
@@ -78,8 +81,9 @@ impl RawShortLock {
             } else {
                 thread::sleep(sleep);
                 sleep = (sleep * 2).min(SLEEP_MAX);
+                tries = 0;
             }
-            // The load alone does not take the cache line from the thread that holds the lock.
+            // While the lock is held, loads disturb its holder less than exchanges.
             if !self.is_locked()
                 && let Some(guard) = self.try_lock()
             {

@@ -76,8 +76,8 @@ pub(super) struct HeapCell {
     /// `stream` and `pool` form the key. It changes only under the lock and only while the heap is empty.
     stream: AtomicU64,
     pool: [AtomicU64; 2],
-    /// The number of the cell and its allocator, adjacent as in the handles that are made of them.
     pub(super) number: u32,
+    /// The allocator. Stored here, too, because a handle contains it next to the number.
     pub(super) owner: OwnerId,
     /// The next cell of the default pool in the same bucket.
     next: OnceArc<HeapCell>,

@@ -83,7 +83,7 @@ impl<M: Machine> Runner<'_, M> {
         let handles: Vec<&Allocation> =
             self.held.iter().filter_map(|block| block.allocation.as_ref()).collect();
         match handles.len() {
-            0 => Stale { address: 512, bytes: 1, token: Token([0, 0, 7]) },
+            0 => Stale { address: 512, bytes: 1, token: Token([0, 7, 0]) },
             count => {
                 let like = handles[usize::from(pick) % count];
                 Stale { address: like.address(), bytes: like.size_bytes(), token: like.token() }

@@ -22,7 +22,7 @@ pub(crate) fn atomic_rmw() -> f64 {
     ns
 }
 
-/// Times locking and unlocking an uncontended lock, on each of several threads concurrently.
+/// Times locking and unlocking an uncontended lock of parking_lot, on each of several threads concurrently.
 pub(crate) fn lock_pair(threads: usize) -> Together {
     let locks: Vec<_> = (0..threads).map(|_| Apart(Mutex::new(0u64))).collect();
     let run = |_| {
