@@ -6,8 +6,8 @@
 //! before, up to [`SLEEP_MAX`]. So a thread may notice the release late, by about as much as it has waited
 //! but at most 1 ms. Threads get the lock in no particular order.
 //!
-//! It is for state that threads mostly hold for less than a microsecond. The event queue is held while the
-//! driver is asked for events, but the requests that do so only try to lock it.
+//! It is for state that threads mostly hold for less than a microsecond. The event queue is held longer
+//! while the driver is asked for its events, about half a microsecond for each.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, Ordering};
