@@ -200,7 +200,7 @@ impl Engine {
         let state = cell.lock();
         let slot = state.heap.live_at(address).ok_or(unknown)?;
         let (id, size_bytes) = (state.heap.id(slot), state.heap.requested_bytes(slot));
-        Ok(self.handle_of(cell, address, size_bytes, id))
+        Ok(cell.handle_of(address, size_bytes, id))
     }
 }
 

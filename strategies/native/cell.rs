@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::policy::HitPolicy;
+use crate::allocator::{Allocation, Token};
 use crate::error::{AllocError, PoolError};
-use crate::heap::Heap;
+use crate::heap::{BlockId, Heap};
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::stats::{HeapCounters, Heaps};
 use crate::sync::{OnceArc, ShortGuard, ShortLock};
@@ -78,7 +79,7 @@ pub(super) struct HeapCell {
     pool: [AtomicU64; 2],
     pub(super) number: u32,
     /// The allocator. Stored here, too, because a handle contains it next to the number.
-    pub(super) owner: OwnerId,
+    owner: OwnerId,
     /// The next cell of the default pool in the same bucket.
     next: OnceArc<HeapCell>,
 }
@@ -105,6 +106,13 @@ impl HeapCell {
         let state = self.lock();
         let now = HeapKey { pool: self.pool(), stream: self.stream() };
         if now == key { Ok(state) } else { Err(PoolError::Unknown { pool: key.pool }) }
+    }
+
+    /// Returns the handle of a block of this heap.
+    #[inline(always)]
+    pub(super) fn handle_of(&self, address: u64, requested_bytes: u64, id: BlockId) -> Allocation {
+        let token = Token([id.index, id.generation, self.number]);
+        Allocation::in_halves(address, requested_bytes, self.owner, token)
     }
 
     /// Moves an empty heap to another pool or stream. The caller holds the growth lock.

@@ -203,7 +203,7 @@ impl Engine {
             // The id and the address are read only now, which keeps two registers free until here.
             let (id, address) = heap.name_of(out.slot);
             tracepoints::malloc(address, self.device.device, bytes, || cell.stream());
-            return Ok(self.handle_of(cell, address, bytes, id));
+            return Ok(cell.handle_of(address, bytes, id));
         }
         drop(state);
         self.allocate_by_policy(cell, HeapKey::of(stream), Request::new(bytes, stream))
@@ -265,19 +265,7 @@ impl Engine {
         self.record(Action::Alloc, out.address, requested_bytes, cell);
         tracepoints::malloc(out.address, self.device.device, requested_bytes, || cell.stream());
         let id = state.heap.id(out.slot);
-        self.handle_of(cell, out.address, requested_bytes, id)
-    }
-
-    #[inline(always)]
-    pub(super) fn handle_of(
-        &self,
-        cell: &HeapCell,
-        address: u64,
-        requested_bytes: u64,
-        id: BlockId,
-    ) -> Allocation {
-        let token = Token([id.index, id.generation, cell.number]);
-        Allocation::in_halves(address, requested_bytes, cell.owner, token)
+        cell.handle_of(out.address, requested_bytes, id)
     }
 
     /// Returns the heap and the block id that an allocation's token contains.
