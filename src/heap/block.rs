@@ -33,7 +33,8 @@ impl Slot {
 
     /// The value that refers to no block. The slab keeps an unused block in this slot, so that code may
     /// read the state of a neighbour, or store its link, without checking that there is one. Its state is
-    /// always `Vacant`, its size 0; its links and neighbours are overwritten and mean nothing.
+    /// always `Vacant`, its size 0 and its key the highest number; its links and neighbours are overwritten
+    /// and mean nothing.
     pub(crate) const NONE: Self = Self(0);
 
     /// Returns true if this refers to no block.
@@ -81,11 +82,11 @@ pub(super) struct Block {
     /// The neighbours by address in the segment.
     pub(super) previous: Slot,
     pub(super) next: Slot,
-    /// Free: the neighbours in the bin's list, the children in its tree, or as in `pairing`; not set if it
-    /// is alone in its bin. Live: the first is the head of the list of other streams. Draining: the first
-    /// holds the number of events. Vacant: the first is the next vacant slot.
+    /// Free: as in `pairing`, or the neighbours in the bin's list, or the children in its tree; not set if it
+    /// is alone in a bin of several sizes. Live: the first is the head of the list of other streams.
+    /// Draining: the first holds the number of events. Vacant: the first is the next vacant slot.
     pub(super) links: [Slot; 2],
-    /// Free: the parent in the bin's tree, or as in `pairing`. Live: the next block in the same bucket of
+    /// Free: as in `pairing`, or the parent in the bin's tree. Live: the next block in the same bucket of
     /// the table of starts.
     pub(super) over: Slot,
     pub(super) generation: u32,

@@ -128,7 +128,7 @@ impl Heap {
         let (blocks, vacant) = self.slab.parts();
         let block = block_at(blocks, slot);
         let may_grow = || block_at(blocks, block.next).state == BlockState::Unmapped;
-        // A block that may grow is passed over for a larger one only if there is a larger one.
+        // A block that may grow is passed over for another one only if there is one behind it.
         let is_best = || !may_grow() || bins.is_last(bin);
         let may_serve = !block.is_expandable() || rules.expandable && is_best();
         if block.size_bytes < rounded_bytes || !may_serve {
@@ -138,7 +138,8 @@ impl Heap {
         let splits = rest_bytes >= rules.rest_min_bytes[kind.index()];
         let rest = if splits { Some((vacant.occupy(blocks)?, rest_bytes)) } else { None };
         let mut parts = Parts { bins, blocks, order: None };
-        let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, rest, count);
+        let out =
+            parts.allocate::<true, C>(kind, bin, slot, rounded_bytes, requested_bytes, rest, count);
         self.starts.insert(parts.blocks, slot, out.address);
         Some(out)
     }
@@ -188,7 +189,15 @@ impl Heap {
         let order = self.order.updates_on_hit().then_some((&mut self.order, clock));
         let (blocks, bins) = (self.slab.parts().0, self.free[kind.index()].bins_mut());
         let mut parts = Parts { bins, blocks, order };
-        let out = parts.allocate(kind, bin, slot, rounded_bytes, requested_bytes, rest, Report);
+        let out = parts.allocate::<false, _>(
+            kind,
+            bin,
+            slot,
+            rounded_bytes,
+            requested_bytes,
+            rest,
+            Report,
+        );
         self.starts.insert(parts.blocks, slot, out.address);
         out
     }
@@ -315,7 +324,7 @@ impl Heap {
         let (mut size_bytes, mut joined) = (own_bytes, 0);
         if block_at(blocks, previous).state == BlockState::Free {
             let removed = *block_at(blocks, previous);
-            bins.remove(blocks, bin_of(removed.size_bytes), previous);
+            bins.remove::<false>(blocks, bin_of(removed.size_bytes), previous);
             vacant.vacate(blocks, previous);
             size_bytes += removed.size_bytes;
             joined += 1;
@@ -338,7 +347,7 @@ impl Heap {
             let block = block_at_mut(blocks, slot);
             (block.size_bytes, block.next) = (size_bytes, behind);
             block_at_mut(blocks, behind).previous = slot;
-            bins.replace(blocks, bin_of(next_bytes), next, slot, size_bytes);
+            bins.replace::<false>(blocks, bin_of(next_bytes), next, slot, size_bytes);
             vacant.vacate(blocks, next);
         } else {
             block_at_mut(blocks, slot).size_bytes = size_bytes;
@@ -361,7 +370,7 @@ impl Heap {
         let Block { kind, size_bytes, state, .. } = *self.slab.get(slot);
         assert!(state == BlockState::Free, "I3: only free blocks are in an index");
         let bins = self.free[kind.index()].bins_mut();
-        bins.remove(self.slab.parts().0, bin_of(size_bytes), slot);
+        bins.remove::<false>(self.slab.parts().0, bin_of(size_bytes), slot);
     }
 
     /// Adds a free block to its index.
@@ -484,10 +493,11 @@ struct Parts<'h> {
 
 impl Parts<'_> {
     /// Allocates the free block at `slot`, which has this kind and bin. If `rest` is given, the bytes behind
-    /// `rounded_bytes` become a free block there: its slot and size.
+    /// `rounded_bytes` become a free block there: its slot and size. `IS_FIRST` is true only if the block is
+    /// the first of its bin.
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "values in registers, on the path of a hit")]
-    fn allocate<C: CountParts>(
+    fn allocate<const IS_FIRST: bool, C: CountParts>(
         &mut self,
         kind: PoolKind,
         bin: usize,
@@ -506,7 +516,7 @@ impl Parts<'_> {
             if let Some((order, clock)) = &mut self.order {
                 order.note_split(blocks, slot, rest, *clock);
             }
-            self.bins.replace(blocks, bin, slot, rest, rest_bytes);
+            self.bins.replace::<IS_FIRST>(blocks, bin, slot, rest, rest_bytes);
             let front = block_at(blocks, slot);
             // Parts of expandable segments are not counted: they are not fragmentation.
             if front.is_expandable() {
@@ -517,7 +527,7 @@ impl Parts<'_> {
                 count.less(0, rounded_bytes)
             }
         } else {
-            self.bins.remove(blocks, bin, slot);
+            self.bins.remove::<IS_FIRST>(blocks, bin, slot);
             let whole = block_at(blocks, slot);
             if !whole.is_expandable() && whole.is_split() {
                 count.less(-1, whole.size_bytes)

@@ -1,11 +1,13 @@
 //! The free blocks of one kind in (size, key) order; `order` defines the keys.
 //!
-//! `bins` divides sizes into bins, and each `bin` keeps its blocks in order.
+//! `bins` divides sizes into bins. The blocks of a bin of one size form a `pairing` heap; `bin` keeps those
+//! of other bins in order.
 
 use super::at::block_at;
 use super::bin::Bin;
-use super::bins::{BINS, BinSet, bin_of};
+use super::bins::{BINS, BinSet, EXACT_MAX_BYTES, bin_of};
 use super::block::{Block, Slot};
+use super::pairing;
 
 /// Allocated when the first block is inserted.
 #[derive(Debug, Default)]
@@ -34,7 +36,10 @@ impl FreeIndex {
     pub(super) fn first_at_least(&self, blocks: &[Block], size_bytes: u64) -> Option<Slot> {
         let bins = self.0.as_ref()?;
         let bin = bins.first_from(size_bytes)?;
-        let here = bins.bins[bin].first_at_least(blocks, size_bytes);
+        let here = match has_one_size(bin) {
+            true => Some(bins.first_of(bin)),
+            false => bins.bins[bin].first_at_least(blocks, size_bytes),
+        };
         here.or_else(|| bins.first_behind(bin))
     }
 
@@ -43,12 +48,12 @@ impl FreeIndex {
         self.0.iter().flat_map(|bins| {
             let next = |from| bins.filled.first_from(from);
             let filled = std::iter::successors(next(0), move |bin| next(bin + 1));
-            filled.flat_map(|bin| bins.bins[bin].in_order(blocks))
+            filled.flat_map(|bin| bins.in_order_of(blocks, bin))
         })
     }
 
     /// Returns `slot`, which is in this index, and all blocks behind it, in order. For a few steps: see
-    /// [`Bin::next_after`].
+    /// [`pairing::next_after`].
     pub(super) fn in_order_from<'a>(
         &'a self,
         blocks: &'a [Block],
@@ -56,7 +61,7 @@ impl FreeIndex {
     ) -> impl Iterator<Item = Slot> + 'a {
         std::iter::successors(Some(slot), |slot| {
             let (bins, bin) = (self.0.as_ref()?, bin_of(block_at(blocks, *slot).size_bytes));
-            let next = bins.bins[bin].next_after(blocks, *slot);
+            let next = bins.next_after(blocks, bin, *slot);
             next.or_else(|| bins.first_behind(bin))
         })
     }
@@ -64,10 +69,17 @@ impl FreeIndex {
     /// Returns true if the bitmap and the bins agree. For checks.
     pub(super) fn is_sound(&self, blocks: &[Block]) -> bool {
         self.0.as_ref().is_none_or(|bins| {
-            bins.bins.iter().enumerate().all(|(at, bin)| {
-                let is_filled = bins.filled.contains(at);
+            (0..BINS).all(|bin| {
+                let (blocks_of_bin, is_filled) = (bins.bins[bin], bins.filled.contains(bin));
                 // Most bins are empty.
-                if bin.is_empty() { !is_filled } else { is_filled && bin.is_sound(blocks) }
+                if blocks_of_bin.first().is_none() {
+                    return !is_filled && blocks_of_bin.is_single();
+                }
+                let is_sound = match has_one_size(bin) {
+                    true => pairing::is_sound(blocks, blocks_of_bin.first()),
+                    false => blocks_of_bin.is_sound(blocks),
+                };
+                is_filled && is_sound
             })
         })
     }
@@ -104,10 +116,13 @@ impl Bins {
         self.bins[bin % BINS].first()
     }
 
-    /// Returns true if no block is behind the only one of `bin`, which is not the last bin.
+    /// Returns true only if `bin` has several sizes but a single block, and no block is behind that. `bin` is
+    /// not the last bin.
     #[inline(always)]
     pub(super) fn is_last(&self, bin: usize) -> bool {
-        self.bins[bin % BINS].is_single() && self.filled.first_from(bin + 1).is_none()
+        !has_one_size(bin)
+            && self.bins[bin % BINS].is_single()
+            && self.filled.first_from(bin + 1).is_none()
     }
 
     /// Returns the first block of the bins behind `bin`, which is not the last one.
@@ -115,33 +130,70 @@ impl Bins {
         self.filled.first_from(bin + 1).map(|found| self.first_of(found))
     }
 
+    /// Returns the block behind `slot`, which is in `bin`.
+    fn next_after(&self, blocks: &[Block], bin: usize, slot: Slot) -> Option<Slot> {
+        match has_one_size(bin) {
+            true => pairing::next_after(blocks, self.first_of(bin), slot),
+            false => self.bins[bin].next_after(blocks, slot),
+        }
+    }
+
+    /// Returns all blocks of a non-empty bin in order.
+    fn in_order_of(&self, blocks: &[Block], bin: usize) -> Vec<Slot> {
+        match has_one_size(bin) {
+            true => pairing::in_order(blocks, self.first_of(bin)),
+            false => self.bins[bin].in_order(blocks),
+        }
+    }
+
     /// Inserts a block that is in no index into the bin for its size.
     #[inline(always)]
     pub(super) fn insert(&mut self, blocks: &mut [Block], bin: usize, new: Slot) {
+        if has_one_size(bin) {
+            // Also if it was not empty: see `pairing`.
+            pairing::insert(blocks, self.bins[bin % BINS].first_mut(), new);
+            self.filled.insert(bin);
+            return;
+        }
         let others = &mut self.bins[bin % BINS];
         if others.first().is_none() {
-            others.set_only(new);
+            *others.first_mut() = new;
             self.filled.insert(bin);
         } else {
             others.insert(blocks, new);
         }
     }
 
-    /// Removes a block from its bin.
+    /// Removes a block from its bin. `IS_FIRST` is true only for the first block of a bin, and saves steps.
     #[inline(always)]
-    pub(super) fn remove(&mut self, blocks: &mut [Block], bin: usize, old: Slot) {
+    pub(super) fn remove<const IS_FIRST: bool>(
+        &mut self,
+        blocks: &mut [Block],
+        bin: usize,
+        old: Slot,
+    ) {
         let others = &mut self.bins[bin % BINS];
-        if others.is_single() {
-            others.clear();
+        debug_assert!(!IS_FIRST || others.first() == old, "the first block of its bin");
+        if has_one_size(bin) {
+            match IS_FIRST {
+                true => pairing::remove_first(blocks, others.first_mut()),
+                false => pairing::remove(blocks, others.first_mut(), old),
+            }
+            if others.first().is_none() {
+                self.filled.remove(bin);
+            }
+        } else if others.is_single() {
+            *others.first_mut() = Slot::NONE;
             self.filled.remove(bin);
         } else {
             others.remove(blocks, old);
         }
     }
 
-    /// Removes `old`, which is in `bin`, and inserts `new`, which has this size and is in no index.
+    /// Removes `old`, which is in `bin`, and inserts `new`, which is in no index and has this size, another
+    /// one than `old`. See [`remove`](Self::remove) about `IS_FIRST`.
     #[inline(always)]
-    pub(super) fn replace(
+    pub(super) fn replace<const IS_FIRST: bool>(
         &mut self,
         blocks: &mut [Block],
         bin: usize,
@@ -150,14 +202,20 @@ impl Bins {
         size_bytes: u64,
     ) {
         let new_bin = bin_of(size_bytes);
-        let others = &mut self.bins[bin % BINS];
-        if new_bin == bin && others.is_single() {
-            others.set_only(new);
+        debug_assert!(new_bin != bin || !has_one_size(bin), "another size");
+        if new_bin == bin && self.bins[bin % BINS].is_single() {
+            *self.bins[bin % BINS].first_mut() = new;
         } else {
-            self.remove(blocks, bin, old);
+            self.remove::<IS_FIRST>(blocks, bin, old);
             self.insert(blocks, new_bin, new);
         }
     }
+}
+
+/// Returns true if all blocks of the bin have the same size.
+#[inline(always)]
+const fn has_one_size(bin: usize) -> bool {
+    bin <= bin_of(EXACT_MAX_BYTES)
 }
 
 #[cfg(test)]
@@ -195,7 +253,11 @@ mod tests {
     impl Both {
         fn toggle(&mut self, size_bytes: u64, key: u64) {
             if let Some(slot) = self.model.remove(&(size_bytes, key)) {
-                self.index.bins_mut().remove(self.slab.parts().0, bin_of(size_bytes), slot);
+                self.index.bins_mut().remove::<false>(
+                    self.slab.parts().0,
+                    bin_of(size_bytes),
+                    slot,
+                );
                 self.slab.vacate(slot);
                 return;
             }

@@ -139,6 +139,7 @@ impl Slab {
             let (links, priority) = ([next, Slot::NONE], priority_of(index));
             self.blocks.push(Block { links, priority, ..Block::VACANT });
         }
+        self.blocks[Slot::NONE.index() as usize].key = u64::MAX;
         self.vacant.first = Slot::at(first.max(1));
     }
 
