@@ -86,8 +86,8 @@ pub(super) struct Block {
     /// is alone in a bin of several sizes. Live: the first is the head of the list of other streams.
     /// Draining: the first holds the number of events. Vacant: the first is the next vacant slot.
     pub(super) links: [Slot; 2],
-    /// Free: as in `pairing`, or the parent in the bin's tree. Live: the next block in the same bucket of
-    /// the table of starts.
+    /// Free: as in `pairing`, or the parent in the bin's tree, otherwise not set. Live: the next block in the
+    /// same bucket of the table of starts.
     pub(super) over: Slot,
     pub(super) generation: u32,
     /// The priority of the slot in trees: constant, so it is computed once.

@@ -2,15 +2,15 @@
 //!
 //! An insertion compares two keys, whatever the number of blocks. The removal of a block compares none unless
 //! there are blocks below it. Most free blocks of a small size join a neighbour before a request takes them,
-//! so nothing else puts them in order. The cost of removing the first block is logarithmic on average.
+//! so nothing else puts them in order. The amortised cost of removing the first block is logarithmic.
 //!
 //! The first block is the root. The links of a block are the first block below it and the next block beside
 //! it; `over` is the block before it on its side, or the one above it if there is none. The first block has
 //! none beside, before or above it.
 //!
 //! Whether a heap is empty and which of two keys is lower is random in programs with blocks of many sizes. A
-//! wrong prediction of such a branch costs as much as 60 instructions, so there are few branches here: code
-//! for an absent block reads and writes that of `Slot::NONE`, whose key is the highest.
+//! wrong prediction of such a branch costs as much as 60 instructions, so there are few branches here. If a
+//! block is absent, the unused one at `Slot::NONE` is read and written instead. Its key is the highest.
 //!
 //! Source: M. Fredman and others, "The Pairing Heap", Algorithmica 1986.
 
