@@ -128,8 +128,8 @@ impl Heap {
         let (blocks, vacant) = self.slab.parts();
         let block = block_at(blocks, slot);
         let may_grow = || block_at(blocks, block.next).state == BlockState::Unmapped;
-        // A block that may grow is passed over for another one only if there is one behind it. `is_last` does
-        // not find out for small blocks; those are searched again by `best_fit`.
+        // A block that may grow is passed over for another one only if there is one behind it. For blocks up
+        // to 512 KiB `is_last` does not search, and `best_fit` decides.
         let is_best = || !may_grow() || bins.is_last(bin);
         let may_serve = !block.is_expandable() || rules.expandable && is_best();
         if block.size_bytes < rounded_bytes || !may_serve {

@@ -253,11 +253,12 @@ mod tests {
     impl Both {
         fn toggle(&mut self, size_bytes: u64, key: u64) {
             if let Some(slot) = self.model.remove(&(size_bytes, key)) {
-                self.index.bins_mut().remove::<false>(
-                    self.slab.parts().0,
-                    bin_of(size_bytes),
-                    slot,
-                );
+                let (bins, bin) = (self.index.bins_mut(), bin_of(size_bytes));
+                let blocks = self.slab.parts().0;
+                match bins.first_of(bin) == slot {
+                    true => bins.remove::<true>(blocks, bin, slot),
+                    false => bins.remove::<false>(blocks, bin, slot),
+                }
                 self.slab.vacate(slot);
                 return;
             }
