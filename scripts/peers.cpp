@@ -2,7 +2,8 @@
 //   peer,case,threads,ns_per_op,mops
 //
 // One source, three programs:
-//   -DPEER_TORCH   PyTorch's allocator (c10), whichever backend PYTORCH_CUDA_ALLOC_CONF names
+//   -DPEER_TORCH   PyTorch's allocator (c10), whichever backend PYTORCH_CUDA_ALLOC_CONF names. Its rows begin
+//                  with `torch`, or with the string that PEER_TORCH is defined as
 //   -DPEER_RMM     RMM: pool, arena, async
 //   neither        the raw driver: cudaMallocAsync, and cudaMalloc with fewer steps
 // Cases of one thread are timed as by `stratalloc bench --turns`: for each line on standard input, such
@@ -327,13 +328,13 @@ int main() {
   cached::init(1);
   const char* conf = std::getenv("PYTORCH_CUDA_ALLOC_CONF");
   const std::string text = conf ? conf : "";
-  const char* name = text.find("Async") != text.npos        ? "torch cudaMallocAsync"
-                     : text.find("expandable") != text.npos ? "torch expandable"
-                                                            : "torch native";
+  const std::string name = std::string(PEER_TORCH) + (text.find("Async") != text.npos        ? " cudaMallocAsync"
+                                                      : text.find("expandable") != text.npos ? " expandable"
+                                                                                             : " native");
   cudaStream_t other;
   cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
   const auto stream = c10::cuda::getStreamFromExternal(other, 0);
-  all({{name, [&](const Use& use) {
+  all({{name.c_str(), [&](const Use& use) {
           // Each case starts with an empty cache, as in `stratalloc bench`.
           cached::emptyCache();
           Allocator torch{name,

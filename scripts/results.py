@@ -32,6 +32,8 @@ OURS = {
 REFERENCES = [
     ("torch native", True, ("ours: native", "ours: expandable")),
     ("torch expandable", True, ("ours: expandable",)),
+    ("other torch native", True, ("ours: native", "torch native")),
+    ("other torch expandable", True, ("ours: expandable",)),
     ("rmm arena", True, ("ours: native",)),
     ("raw cudaMallocAsync", False, ("ours: cudaMallocAsync", "ours: driver alone")),
     ("ours: driver alone", False, ("ours: cudaMallocAsync",)),
@@ -58,7 +60,7 @@ def read(folder):
         if "_raw" in case:
             column, case = column + ", by address", case.replace("_raw", "")
         put(column, case, row["threads"], row["ns_per_op"])
-    for source in ("torch", "rmm", "raw"):
+    for source in ("torch", "other torch", "rmm", "raw"):
         for row in csv.reader(lines(f"{source}.csv")):
             put(row[0], row[1], row[2], row[3])
     return cells, floors

@@ -1,19 +1,23 @@
 #!/usr/bin/env bash
 # Times the strategies of this library and other allocators on one CUDA machine, in one run.
 #
-#   scripts/side_by_side.sh STRATALLOC OUT [WHEELS]
+#   scripts/side_by_side.sh STRATALLOC OUT [WHEELS [TORCH]]
 #
 # STRATALLOC is the program, which may have been built on another machine. OUT is a folder for the rows.
-# WHEELS is a folder with the wheels of librmm and rapids-logger; without it RMM is left out. Needs a
-# CUDA toolkit, a C++ compiler and, for PyTorch's rows, PyTorch. If something is missing, fails or takes
-# too long, it is left out with a message. `scripts/results.py OUT` prints the tables.
+# WHEELS is a folder with the wheels of librmm and rapids-logger; without it, or if it is empty text, RMM
+# is left out. TORCH is the folder `torch` of another version of PyTorch, as in its wheel, whose allocator
+# is timed too, as `other torch`. Of it, include/, version.py, lib/libc10.so, lib/libc10_cuda.so and, in
+# lib/, the libcudart.so.* of its CUDA version are used. Needs a CUDA toolkit, a C++ compiler and, for
+# PyTorch's rows, PyTorch. If something is missing, fails or takes too long, it is left out with a message.
+# `scripts/results.py OUT` prints the tables.
 #
-# In each of ROUNDS rounds (12), every case of one thread is timed with one allocator right after the
-# other: see `turns.py`.
+# In each of ROUNDS rounds (12), every case of one thread, or those in CASES, is timed with one allocator
+# right after the other: see `turns.py`.
 set -uo pipefail
 program=$(realpath "$1")
 out=$(realpath "$2")
 wheels=${3:+$(realpath "$3")}
+other=${4:+$(realpath "$4")}
 here=$(dirname "$(realpath "$0")")
 cuda=${CUDA_HOME:-/usr/local/cuda}
 rounds=${ROUNDS:-12}
@@ -63,6 +67,7 @@ rm -f "$out"/*.csv "$out/ours.json" "$out/turns.json"
     nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | sed 's/^/device: /'
     echo "processor: $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -1), $(nproc) cores"
     python3 -c 'import torch; print("torch:", torch.__version__, "CUDA", torch.version.cuda)' 2>/dev/null
+    [ -z "$other" ] || sed -n "s/^__version__ = '\(.*\)'/other torch: \1/p" "$other/version.py"
     ls "${wheels:-/nonexistent}" 2>/dev/null | sed -n 's/^librmm[^-]*-\([0-9.]*\)-.*/rmm: \1/p'
     echo "rounds: $rounds"
 } >"$out/machine.txt"
@@ -70,9 +75,14 @@ rm -f "$out"/*.csv "$out/ours.json" "$out/turns.json"
 build -o "$work/raw" || left_out "the raw driver"
 
 torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))' 2>/dev/null)
-if [ -z "$torch" ] || ! build -DPEER_TORCH -I"$torch/include" -L"$torch/lib" -Wl,--no-as-needed \
+if [ -z "$torch" ] || ! build '-DPEER_TORCH="torch"' -I"$torch/include" -L"$torch/lib" -Wl,--no-as-needed \
     -lc10 -lc10_cuda -ltorch_cuda -ltorch_cpu -ltorch "-Wl,-rpath,$torch/lib" -o "$work/torch"; then
     left_out "PyTorch"
+fi
+# Only c10, which has the allocator: the other libraries of another version need its own NCCL and cuDNN.
+if [ -n "$other" ] && ! build '-DPEER_TORCH="other torch"' -I"$other/include" -L"$other/lib" \
+    -Wl,--no-as-needed -lc10 -lc10_cuda "-Wl,-rpath,$other/lib" -o "$work/other torch"; then
+    left_out "the other version of PyTorch"
 fi
 
 if [ -n "$wheels" ]; then
@@ -97,6 +107,7 @@ ours_at_once() { ours "$threads" 'floor: threads:own threads_raw' "$native" "$ex
 ours_at_once
 for conf in '' expandable_segments:True backend:cudaMallocAsync; do
     PYTORCH_CUDA_ALLOC_CONF=$conf peer torch
+    PYTORCH_CUDA_ALLOC_CONF=$conf peer 'other torch'
 done
 ours_at_once
 peer raw

@@ -2,11 +2,12 @@
 
     python turns.py STRATALLOC PEERS OUT ROUNDS
 
-STRATALLOC is the program, PEERS a folder with the programs built from peers.cpp (`torch`, `raw`, `rmm`; missing ones
-are left out). All programs run at the same time. In each round every case is timed briefly with one allocator right
+STRATALLOC is the program, PEERS a folder with the programs built from peers.cpp (`torch`, `other torch`, `raw`, `rmm`;
+missing ones are left out). All programs run at the same time. In each round every case is timed briefly with one allocator right
 after the other; every other round in reverse order. All programs run on one processor, and each round uses the next
 processor. So the times of a round are comparable even on a machine with other load. A line for each case and allocator
-(a cell) is written to OUT/turns.json; `results.py` compares them round by round.
+(a cell) is written to OUT/turns.json; `results.py` compares them round by round. The variable CASES selects cases, such as
+`pair:512B mix:4096live`.
 """
 
 import json
@@ -21,12 +22,14 @@ POOLS = "backend:cudaMallocAsync"
 # Column, program, and the allocator in that program. Columns that are compared with each other are
 # adjacent, so that they are timed right after each other.
 COLUMNS = [
+    ("other torch native", "other torch", "other torch native"),
     ("torch native", "torch", "torch native"),
     ("ours: native", "ours", NATIVE),
     ("ours: native, by address", "ours", NATIVE),
     ("ours: expandable", "ours", EXPANDABLE),
     ("ours: expandable, by address", "ours", EXPANDABLE),
     ("torch expandable", "torch expandable", "torch expandable"),
+    ("other torch expandable", "other torch expandable", "other torch expandable"),
     ("ours: cudaMallocAsync", "ours", POOLS),
     ("raw cudaMallocAsync", "raw", "raw cudaMallocAsync"),
     ("ours: cudaMallocAsync, by address", "ours", POOLS),
@@ -41,7 +44,8 @@ BY_ADDRESS = [
     "pair:512B", "pair:64KiB", "pair:2MiB", "pair:64MiB", "streams:2", "streams:8", "streams:128",
     "serve:1", "serve:8", "serve:128", "mix:4096live",
 ]
-CASES = [*BY_ADDRESS, "holes:4096", "holes:65536", "record_stream:64KiB"]
+ALL_CASES = [*BY_ADDRESS, "holes:4096", "holes:65536", "record_stream:64KiB"]
+CASES = os.environ.get("CASES", "").split() or ALL_CASES
 FLOOR = "floor:lock_pair"
 
 
@@ -52,6 +56,8 @@ def programs(stratalloc, peers):
         "ours": (ours, ""),
         "torch": ([str(peers / "torch")], ""),
         "torch expandable": ([str(peers / "torch")], "expandable_segments:True"),
+        "other torch": ([str(peers / "other torch")], ""),
+        "other torch expandable": ([str(peers / "other torch")], "expandable_segments:True"),
         "torch cudaMallocAsync": ([str(peers / "torch")], "backend:cudaMallocAsync"),
         "raw": ([str(peers / "raw")], ""),
         "rmm": ([str(peers / "rmm")], ""),
