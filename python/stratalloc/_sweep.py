@@ -135,6 +135,7 @@ def _result(command, options, paths):
     except (IndexError, KeyError, ValueError):
         errors = done.stderr.strip().splitlines() or [f"the command line ended with code {done.returncode}"]
         raise LibraryError(errors[-1]) from None
-    if done.returncode != 0:
+    # The exit code is 2 if a recording has no result; the others have one.
+    if all("error" in row for row in result["rows"]):
         raise LibraryError(result["rows"][0]["error"])
     return result

@@ -18,8 +18,8 @@ use stratalloc::config::{TorchVersion, shown};
 
 use super::assertion::{Assertion, Verdict, fits};
 use super::junit::{self, Case};
-use super::outcome::{Outcome, Result, out};
-use super::recordings::{Devices, Recordings, limit_json};
+use super::outcome::{Outcome, Result, out, unless_closed};
+use super::recordings::{Devices, NotJudged, Recordings, limit_json};
 use super::show::Side::{Left, Right};
 use super::show::{
     LUCK, NEED_HEADING, emphasised, joined, mib, need_cells, progress, shown_conf, table,
@@ -62,7 +62,14 @@ pub(crate) fn run(args: &Advise) -> Result<Outcome> {
     junit::check(args.junit.as_deref(), has_conditions, &args.recordings.files)?;
     let mut cases = Vec::new();
     let mut act = |name: &str, trace| advise(args, name, trace, &mut cases);
-    let outcome = args.recordings.each(Devices::Each, &mut act)?;
+    let mut failed = Vec::new();
+    let outcome = args.recordings.each_or(Devices::Each, &mut act, &mut failed)?;
+    for NotJudged { name, error } in &failed {
+        cases.extend(
+            args.assertions()
+                .map(|assertion| Case { name: name.clone(), answer: assertion.unjudged(error) }),
+        );
+    }
     if let Some(file) = &args.junit {
         junit::write(file, "advise", &cases)?;
     }
@@ -96,16 +103,12 @@ fn advise(args: &Advise, name: &str, trace: Trace, cases: &mut Vec<Case>) -> Res
     })?;
     let checks = args.assertions().map(|assertion| assertion.check(&recording, &mut advice));
     let verdicts: Vec<Verdict> = checks.collect::<Result<_, _>>()?;
-    cases.extend(verdicts.iter().map(|verdict| Case {
-        name: name.to_owned(),
-        condition: verdict.text.clone(),
-        holds: verdict.holds,
-        sentence: verdict.sentence.clone(),
-    }));
-    let outcome = match verdicts.iter().all(|verdict| verdict.holds) {
-        true => Outcome::Good,
-        false => Outcome::Failed,
-    };
+    cases.extend(
+        verdicts
+            .iter()
+            .map(|verdict| Case { name: name.to_owned(), answer: verdict.answer.clone() }),
+    );
+    let outcome = verdicts.iter().map(|verdict| verdict.answer.outcome).max().unwrap_or_default();
     bar.finish_and_clear();
     let why = report::why(&recording)?;
     let compared = if args.all_frames { Compared::AllFrames } else { Compared::Code };
@@ -115,11 +118,12 @@ fn advise(args: &Advise, name: &str, trace: Trace, cases: &mut Vec<Case>) -> Res
     if args.json {
         let mut json = found.json();
         json["assertions"] = verdicts.iter().map(Verdict::json).collect();
-        writeln!(out(), "{json}")?;
+        let printed = writeln!(out(), "{json}");
+        if verdicts.is_empty() { printed? } else { unless_closed(printed)? }
     } else if verdicts.is_empty() {
         found.write(&options)?;
     } else {
-        write_verdicts(name, advice, &verdicts)?;
+        unless_closed(write_verdicts(name, advice, &verdicts))?;
     }
     Ok(outcome)
 }
@@ -128,7 +132,7 @@ fn write_verdicts(name: &str, advice: &Advice, verdicts: &[Verdict]) -> io::Resu
     let mut out = out();
     writeln!(out, "{}", shown(name))?;
     for verdict in verdicts {
-        writeln!(out, "{}", emphasised(&verdict.sentence))?;
+        writeln!(out, "{}", emphasised(&verdict.answer.sentence))?;
         if let Some(tried) = verdict.to_set() {
             write_choice(&advice.choice(tried))?;
         }

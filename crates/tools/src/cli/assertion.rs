@@ -9,7 +9,7 @@ use crate::analysis::{Advice, Diff, Recording, Tried, counted_as, difference};
 use stratalloc::config::Size;
 use stratalloc::size::human_bytes;
 
-use super::outcome::Result;
+use super::outcome::{Outcome, Result};
 use super::show::mib;
 
 /// A quantity of a recording.
@@ -102,15 +102,42 @@ pub(crate) fn fits(size: &str) -> Result<Assertion, String> {
 
 /// Whether a condition holds, and why.
 #[derive(Clone, Debug, Default)]
+pub(crate) struct Answer {
+    /// The condition, as the user gave it.
+    pub(crate) condition: String,
+    pub(crate) outcome: Outcome,
+    /// The figures, or the reason why the condition cannot be judged.
+    pub(crate) sentence: String,
+}
+
+impl Answer {
+    /// Returns the answer for a condition that cannot be judged. `why` is a clause without a full stop.
+    pub(crate) fn unjudged(condition: &str, why: &str) -> Self {
+        let sentence = format!("It cannot be judged: {why}.");
+        Self { condition: condition.to_owned(), outcome: Outcome::Unjudged, sentence }
+    }
+}
+
+/// The answer for a condition on one recording.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
-    pub(crate) text: String,
-    pub(crate) holds: bool,
+    pub(crate) answer: Answer,
     value_bytes: Option<u64>,
     /// If the condition is an upper bound of the need: the cheapest setting with which the condition
     /// holds.
     pub(crate) setting: Option<Tried>,
     is_recorded: bool,
-    pub(crate) sentence: String,
+}
+
+impl<B> Condition<B> {
+    /// Returns the answer if the condition cannot be judged. `why` is a clause without a full stop.
+    pub(crate) fn unjudged(&self, why: &str) -> Answer {
+        Answer::unjudged(&self.text, why)
+    }
+
+    fn answer(&self, holds: bool, sentence: String) -> Answer {
+        Answer { condition: self.text.clone(), outcome: Outcome::of(holds), sentence }
+    }
 }
 
 impl Assertion {
@@ -137,8 +164,8 @@ impl Assertion {
         let value = recording.live_peak_bytes;
         let holds = self.operator.holds(value, self.bound);
         let sentence = format!("{}: {} MiB are live at once.", yes(holds), mib(value as f64));
-        let (text, value_bytes) = (self.text.clone(), Some(value));
-        Verdict { text, holds, value_bytes, sentence, ..Verdict::default() }
+        let answer = self.answer(holds, sentence);
+        Verdict { answer, value_bytes: Some(value), ..Verdict::default() }
     }
 
     fn check_needs(&self, recording: &Recording, advice: &mut Advice) -> Result<Verdict> {
@@ -174,7 +201,8 @@ impl Assertion {
             ),
             (None, None) => format!("{}: no device suffices for {tried}.", yes(holds)),
         };
-        Ok(Verdict { text: self.text.clone(), holds, value_bytes, setting, is_recorded, sentence })
+        let answer = self.answer(holds, sentence);
+        Ok(Verdict { answer, value_bytes, setting, is_recorded })
     }
 }
 
@@ -190,8 +218,8 @@ impl Verdict {
 
     pub(crate) fn json(&self) -> Value {
         json!({
-            "assertion": self.text,
-            "holds": self.holds,
+            "assertion": self.answer.condition,
+            "holds": self.answer.outcome.holds(),
             "value_bytes": self.value_bytes,
             "conf": self.setting.as_ref().map(|tried| &tried.conf),
             "is_recorded": self.is_recorded,
@@ -259,26 +287,24 @@ impl Condition<Difference> {
         };
         let sentence =
             format!("{}: B {what} {}, A {}{change}.", yes(holds), mib(values[1]), mib(values[0]));
-        DifferenceVerdict { text: self.text.clone(), holds, values, sentence }
+        DifferenceVerdict { answer: self.answer(holds, sentence), values }
     }
 }
 
-/// Whether a condition on a difference holds, and the values.
+/// The answer for a condition on a difference, and the values.
 #[derive(Clone, Debug)]
 pub(crate) struct DifferenceVerdict {
-    pub(crate) text: String,
-    pub(crate) holds: bool,
+    pub(crate) answer: Answer,
     /// The values of the two recordings; `None` if no device suffices.
     values: [Option<u64>; 2],
-    pub(crate) sentence: String,
 }
 
 impl DifferenceVerdict {
     pub(crate) fn json(&self) -> Value {
         let [a, b] = self.values;
         json!({
-            "assertion": self.text,
-            "holds": self.holds,
+            "assertion": self.answer.condition,
+            "holds": self.answer.outcome.holds(),
             "a_bytes": a,
             "b_bytes": b,
             "difference_bytes": a.zip(b).map(|(a, b)| difference([a, b])),

@@ -12,10 +12,10 @@ use crate::analysis::{
 use crate::replay::Trace;
 use stratalloc::config::shown;
 
-use super::assertion::{Condition, Difference, DifferenceVerdict};
+use super::assertion::{Answer, Condition, Difference, DifferenceVerdict};
 use super::junit::{self, Case};
-use super::outcome::{BadArguments, Outcome, Result, out};
-use super::recordings::{Devices, Recordings, limit_json};
+use super::outcome::{BadArguments, Outcome, Result, out, unless_closed};
+use super::recordings::{Devices, Recordings, limit_json, name_of};
 use super::show::Side::{Left, Right};
 use super::show::{UNKNOWN, emphasised, joined, mib, progress, shown_path, table};
 
@@ -57,23 +57,35 @@ pub(crate) fn run(args: &DiffArguments) -> Result<Outcome> {
         bar.finish_and_clear();
         Ok(Outcome::Good)
     };
-    let outcome = args.recordings.each(Devices::First, &mut read)?;
-    let [(name_a, a), (name_b, b)] = sides.as_slice() else { return Ok(outcome) };
+    let mut failed = Vec::new();
+    let outcome = args.recordings.each_or(Devices::First, &mut read, &mut failed)?;
+    let [(name_a, a), (name_b, b)] = sides.as_slice() else {
+        let errors: Vec<String> = failed.into_iter().map(|failed| failed.error).collect();
+        args.write_junit(args.assert.iter().map(|one| one.unjudged(&errors.join(", and "))))?;
+        return Ok(outcome);
+    };
     let bar = progress(1, "aligning requests");
     let diff = &Diff::of(a, b);
     bar.finish_and_clear();
     let verdicts: Vec<_> = args.assert.iter().map(|one| one.check_difference(diff)).collect();
     let found = Found { files, names: [name_a, name_b], diff, verdicts: &verdicts };
-    if args.json {
-        writeln!(out(), "{}", found.json())?;
-    } else {
-        found.write()?;
+    unless_closed(match args.json {
+        true => writeln!(out(), "{}", found.json()),
+        false => found.write(),
+    })?;
+    args.write_junit(verdicts.iter().map(|verdict| verdict.answer.clone()))?;
+    Ok(verdicts.iter().map(|verdict| verdict.answer.outcome).max().unwrap_or_default())
+}
+
+impl DiffArguments {
+    /// Writes the JUnit file, if the user wants one.
+    fn write_junit(&self, answers: impl Iterator<Item = Answer>) -> Result<()> {
+        let Some(file) = &self.junit else { return Ok(()) };
+        let names: Vec<String> = self.recordings.files.iter().rev().map(|at| name_of(at)).collect();
+        let name = names.join(" against ");
+        let cases: Vec<Case> = answers.map(|answer| Case { name: name.clone(), answer }).collect();
+        junit::write(file, "diff", &cases)
     }
-    if let Some(file) = &args.junit {
-        junit::write(file, "diff", &found.cases())?;
-    }
-    let holds = verdicts.iter().all(|verdict| verdict.holds);
-    Ok(if holds { Outcome::Good } else { Outcome::Failed })
 }
 
 /// Formats the difference between two sizes, in MiB and as a percentage of the first.
@@ -104,7 +116,7 @@ impl Found<'_> {
             writeln!(out, "{side}: {}", shown_path(file))?;
         }
         for verdict in *verdicts {
-            let text = format!("{}  {}", verdict.text, verdict.sentence);
+            let text = format!("{}  {}", verdict.answer.condition, verdict.answer.sentence);
             writeln!(out, "{}", emphasised(&text))?;
         }
         if diff.is_empty() {
@@ -289,17 +301,6 @@ impl Found<'_> {
         ];
         let rows: Vec<_> = kept.iter().take(ROWS_SHOWN).map(row).collect();
         table(&mut out, &heading, &rows)
-    }
-
-    fn cases(&self) -> Vec<Case> {
-        let [a, b] = self.names;
-        let case = |verdict: &DifferenceVerdict| Case {
-            name: format!("{b} against {a}"),
-            condition: verdict.text.clone(),
-            holds: verdict.holds,
-            sentence: verdict.sentence.clone(),
-        };
-        self.verdicts.iter().map(case).collect()
     }
 
     fn json(&self) -> Value {

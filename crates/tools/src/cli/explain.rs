@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
         let warnings: Vec<_> = config.warnings().iter().map(ToString::to_string).collect();
         let json = json!({"source": source, "keys": keys, "warnings": warnings, "error": unbuilt});
         writeln!(out(), "{json}")?;
-        return Ok(if unbuilt.is_none() { Outcome::Good } else { Outcome::Usage });
+        return Ok(if unbuilt.is_none() { Outcome::Good } else { Outcome::Unjudged });
     }
     let mut out = out();
     writeln!(out, "source: {source}")?;
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
         None => Ok(Outcome::Good),
         Some(why) => {
             write_stderr(format_args!("stratalloc: this cannot be built: {why}"));
-            Ok(Outcome::Usage)
+            Ok(Outcome::Unjudged)
         }
     }
 }

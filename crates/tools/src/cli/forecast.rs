@@ -108,9 +108,12 @@ pub(crate) fn run(args: &ForecastArguments) -> Result<Outcome> {
             samples.push(Sample::new(value, recording));
             Ok(Outcome::Good)
         };
-        recordings.of_files(vec![path]).each(Devices::First, &mut add)?;
+        let read = recordings.of_files(vec![path]).each(Devices::First, &mut add)?;
+        if read != Outcome::Good {
+            return Ok(read);
+        }
     }
-    let Some((largest, smaller)) = samples.split_last() else { return Ok(Outcome::Failed) };
+    let Some((largest, smaller)) = samples.split_last() else { return Ok(Outcome::Unjudged) };
     let forecast = Forecast::of(smaller, largest)?;
     let recorded = &largest.recording;
     let own = recorded.config.clone().map(|own| recorded.trace.as_recorded(own));

@@ -5,20 +5,17 @@ use std::path::{Path, PathBuf};
 
 use stratalloc::config::shown;
 
+use super::assertion::Answer;
 use super::files;
-use super::outcome::{BadArguments, Result};
+use super::outcome::{BadArguments, Outcome, Result};
 use super::show::shown_path;
 
-/// The result of one condition on one recording.
+/// The answer for one condition on one recording.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     /// The recording, or the recordings that are compared.
     pub(crate) name: String,
-    /// The condition.
-    pub(crate) condition: String,
-    pub(crate) holds: bool,
-    /// The figures, as a sentence.
-    pub(crate) sentence: String,
+    pub(crate) answer: Answer,
 }
 
 /// Returns an error if the file cannot be written: because there are no conditions, or because it is one of
@@ -43,23 +40,33 @@ pub(crate) fn write(file: &Path, command: &str, cases: &[Case]) -> Result<()> {
 }
 
 fn text(command: &str, cases: &[Case]) -> Result<String, std::fmt::Error> {
-    let failures = cases.iter().filter(|case| !case.holds).count();
-    let counts = format!("tests=\"{}\" failures=\"{failures}\"", cases.len());
+    let count = |outcome| cases.iter().filter(|case| case.answer.outcome == outcome).count();
+    let counts = format!(
+        "tests=\"{}\" failures=\"{}\" errors=\"{}\"",
+        cases.len(),
+        count(Outcome::Failed),
+        count(Outcome::Unjudged)
+    );
     let suite = format!("stratalloc {command}");
     let mut text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n".to_owned();
     writeln!(text, "<testsuites {counts}>\n  <testsuite name=\"{suite}\" {counts}>")?;
-    for case in cases {
-        let (name, condition) = (escaped(&case.name), escaped(&case.condition));
-        let sentence = escaped(&case.sentence);
+    for Case { name, answer } in cases {
+        let (name, condition) = (escaped(name), escaped(&answer.condition));
+        let sentence = escaped(&answer.sentence);
         write!(text, "    <testcase classname=\"{suite}.{name}\" name=\"{condition}\"")?;
-        match case.holds {
-            true => writeln!(text, "/>")?,
-            false => writeln!(
-                text,
-                ">\n      <failure message=\"{sentence}\">{condition} does not hold for {name}. \
-                 {sentence}</failure>\n    </testcase>"
-            )?,
-        }
+        let (element, why) = match answer.outcome {
+            Outcome::Good => {
+                writeln!(text, "/>")?;
+                continue;
+            }
+            Outcome::Failed => ("failure", "does not hold for"),
+            Outcome::Unjudged => ("error", "has no answer for"),
+        };
+        writeln!(
+            text,
+            ">\n      <{element} message=\"{sentence}\">{condition} {why} {name}. \
+             {sentence}</{element}>\n    </testcase>"
+        )?;
     }
     writeln!(text, "  </testsuite>\n</testsuites>")?;
     Ok(text)
@@ -87,24 +94,32 @@ mod tests {
 
     #[test]
     fn each_condition_is_a_test_case_with_escaped_figures() {
-        let case = |condition: &str, holds| Case {
-            name: "run \"<1>\" & \u{1b}\u{ffff}".to_owned(),
+        let case =
+            |answer: Answer| Case { name: "run \"<1>\" & \u{1b}\u{ffff}".to_owned(), answer };
+        let answer = |condition: &str, outcome| Answer {
             condition: condition.to_owned(),
-            holds,
+            outcome,
             sentence: "No: 3 > 2.".to_owned(),
         };
-        let cases = [case("needs<=1GiB", false), case("needs>1", true)];
+        let cases = [
+            case(answer("needs<=1GiB", Outcome::Failed)),
+            case(answer("needs>1B", Outcome::Good)),
+            case(Answer::unjudged("needs<1B", "it is cut off")),
+        ];
         let name = "run &quot;&lt;1&gt;&quot; &amp; ??";
         assert_eq!(
             text("advise", &cases).unwrap(),
             format!(
                 r#"<?xml version="1.0" encoding="UTF-8"?>
-<testsuites tests="2" failures="1">
-  <testsuite name="stratalloc advise" tests="2" failures="1">
+<testsuites tests="3" failures="1" errors="1">
+  <testsuite name="stratalloc advise" tests="3" failures="1" errors="1">
     <testcase classname="stratalloc advise.{name}" name="needs&lt;=1GiB">
       <failure message="No: 3 &gt; 2.">needs&lt;=1GiB does not hold for {name}. No: 3 &gt; 2.</failure>
     </testcase>
-    <testcase classname="stratalloc advise.{name}" name="needs&gt;1"/>
+    <testcase classname="stratalloc advise.{name}" name="needs&gt;1B"/>
+    <testcase classname="stratalloc advise.{name}" name="needs&lt;1B">
+      <error message="It cannot be judged: it is cut off.">needs&lt;1B has no answer for {name}. It cannot be judged: it is cut off.</error>
+    </testcase>
   </testsuite>
 </testsuites>
 "#

@@ -34,18 +34,22 @@ use clap::{ArgAction, CommandFactory, Parser, Subcommand};
 
 #[doc(hidden)]
 pub use bench::{cases, loops::Loops};
-use outcome::{BadArguments, Outcome, is_closed_pipe, write_stderr};
-use settings::BadConf;
+use outcome::{Outcome, is_closed_pipe, write_stderr};
 
 /// Device-memory allocators, chosen by one string and measured on recordings of real programs.
 #[derive(Parser)]
-#[command(name = "stratalloc", version, max_term_width = 100)]
+#[command(name = "stratalloc", version, max_term_width = 100, after_help = EXIT_CODES)]
 struct Arguments {
     #[command(flatten)]
     table: table::TableOptions,
     #[command(subcommand)]
     command: Command,
 }
+
+/// The end of the help text.
+const EXIT_CODES: &str = "Exit codes: 0 done, and every condition holds; 1 a condition does not hold, or a \
+    verification found a difference; 2 no answer: the arguments are wrong, or a file cannot be read or \
+    judged. Of several recordings, the largest code counts.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -161,7 +165,7 @@ pub fn run(loops: &Loops) -> ExitCode {
         && let Err(command) = arguments.command.print_json()
     {
         write_stderr(format_args!("stratalloc: {command} prints no JSON"));
-        return Outcome::Usage.into();
+        return Outcome::Unjudged.into();
     }
     let outcome = match &arguments.command {
         Command::Explain(args) => explain::run(args),
@@ -180,17 +184,14 @@ pub fn run(loops: &Loops) -> ExitCode {
         Ok(outcome) => match table::missing_column() {
             Some(name) if outcome == Outcome::Good => {
                 write_stderr(format_args!("stratalloc: --sort: no column is called {name}"));
-                Outcome::Usage.into()
+                Outcome::Unjudged.into()
             }
             _ => outcome.into(),
         },
         Err(error) if is_closed_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
-            // An invalid configuration string is the user's mistake, like an invalid argument; the
-            // message marks the error with a caret.
-            let bad_words = error.is::<BadConf>() || error.is::<BadArguments>();
             write_stderr(format_args!("stratalloc: {error}"));
-            if bad_words { Outcome::Usage.into() } else { Outcome::Failed.into() }
+            Outcome::Unjudged.into()
         }
     }
 }

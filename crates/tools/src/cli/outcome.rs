@@ -7,15 +7,33 @@ use std::process::ExitCode;
 
 use stratalloc::config::shown;
 
-/// The result of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The result of a command or of a condition. Of several results, the largest decides the exit code.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outcome {
-    /// Exit code 0.
+    /// The work is done, and every condition holds: exit code 0.
+    #[default]
     Good,
-    /// The work failed, or a check found a difference: exit code 1.
+    /// A condition does not hold, or a verification found a difference: exit code 1.
     Failed,
-    /// The arguments were wrong: exit code 2.
-    Usage,
+    /// There is no answer: the arguments are wrong, or an input cannot be read or judged. Exit code 2. It
+    /// takes precedence over 1, because the other inputs do not show which answer is missing.
+    Unjudged,
+}
+
+impl Outcome {
+    /// Returns the outcome of a condition.
+    pub(crate) fn of(holds: bool) -> Self {
+        if holds { Self::Good } else { Self::Failed }
+    }
+
+    /// Returns whether the condition holds; `None` if it cannot be judged.
+    pub(crate) fn holds(self) -> Option<bool> {
+        match self {
+            Self::Good => Some(true),
+            Self::Failed => Some(false),
+            Self::Unjudged => None,
+        }
+    }
 }
 
 impl From<Outcome> for ExitCode {
@@ -23,7 +41,7 @@ impl From<Outcome> for ExitCode {
         match outcome {
             Outcome::Good => Self::SUCCESS,
             Outcome::Failed => Self::from(1),
-            Outcome::Usage => Self::from(2),
+            Outcome::Unjudged => Self::from(2),
         }
     }
 }
@@ -31,7 +49,7 @@ impl From<Outcome> for ExitCode {
 /// A result whose error is printed unchanged.
 pub(crate) type Result<T, E = Box<dyn Error>> = std::result::Result<T, E>;
 
-/// An error for arguments that contradict each other: exit code 2.
+/// An error for arguments that contradict each other.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct BadArguments(pub(crate) String);
@@ -54,31 +72,12 @@ pub(crate) fn write_stderr(lines: impl Display) {
     let _ = writeln!(io::stderr(), "{}", clean.join("\n"));
 }
 
-/// Runs `act` for each item. If there are several, an error is printed, the remaining items are
-/// processed, and the exit code is 1.
-pub(crate) fn each<T>(items: &[T], mut act: impl FnMut(&T) -> Result<Outcome>) -> Result<Outcome> {
-    if let [item] = items {
-        return act(item);
-    }
-    let mut outcome = Outcome::Good;
-    for item in items {
-        let done = one_of_several(act(item))?;
-        outcome = if done == Outcome::Good { outcome } else { done };
-    }
-    Ok(outcome)
-}
-
-/// Prints an error instead of returning it, so that the remaining items are still processed. An error
-/// that means a closed pipe is returned.
-pub(crate) fn one_of_several(done: Result<Outcome>) -> Result<Outcome> {
-    match done {
-        Ok(Outcome::Good) => Ok(Outcome::Good),
-        Ok(Outcome::Failed | Outcome::Usage) => Ok(Outcome::Failed),
-        Err(error) if is_closed_pipe(&*error) => Err(error),
-        Err(error) => {
-            write_stderr(format_args!("stratalloc: {error}"));
-            Ok(Outcome::Failed)
-        }
+/// Ignores that the reader of the output closed the pipe. Commands that check conditions call this, so
+/// that the exit code still shows the result.
+pub(crate) fn unless_closed<E: Into<Box<dyn Error>>>(printed: Result<(), E>) -> Result<()> {
+    match printed.map_err(Into::into) {
+        Err(error) if is_closed_pipe(&*error) => Ok(()),
+        printed => printed,
     }
 }
 

@@ -13,7 +13,7 @@ use stratalloc::config::{Config, Size, shown};
 use stratalloc::history::{BlockStateName, SegmentLayout};
 
 use super::files;
-use super::outcome::{Outcome, Result, each, fraction, one_of_several, write_stderr};
+use super::outcome::{Outcome, Result, fraction, is_closed_pipe, write_stderr};
 use super::settings::{self, BadConf};
 use super::show::{mib, progress, shown_path};
 
@@ -46,6 +46,13 @@ pub(crate) enum Devices {
     First,
     /// All devices with events, the one with the most events first.
     Each,
+}
+
+/// A recording without a result.
+pub(crate) struct NotJudged {
+    /// The name to print.
+    pub(crate) name: String,
+    pub(crate) error: String,
 }
 
 /// Device numbers in a recording are smaller than this.
@@ -86,12 +93,39 @@ impl Recordings {
     }
 
     /// Reads each recording and processes each selected device in turn. Reads a file once per device, so
-    /// that only one device's data is in memory at a time.
+    /// that only one device's data is in memory at a time. An error is printed, and the remaining
+    /// recordings are processed.
+    ///
+    /// # Errors
+    ///
+    /// Only one that means a closed pipe.
     pub(crate) fn each(&self, wanted: Devices, act: &mut Act<'_>) -> Result<Outcome> {
-        each(&self.files, |path| self.each_device(path, wanted, act))
+        self.each_or(wanted, act, &mut Vec::new())
     }
 
-    fn each_device(&self, path: &Path, wanted: Devices, act: &mut Act<'_>) -> Result<Outcome> {
+    /// Does the same as [`each`](Self::each). Adds the recordings that cannot be read or processed to
+    /// `failed`.
+    pub(crate) fn each_or(
+        &self,
+        wanted: Devices,
+        act: &mut Act<'_>,
+        failed: &mut Vec<NotJudged>,
+    ) -> Result<Outcome> {
+        let mut outcome = Outcome::Good;
+        for path in &self.files {
+            let done = self.each_device(path, wanted, act, failed);
+            outcome = outcome.max(or_printed(done, &name_of(path), failed)?);
+        }
+        Ok(outcome)
+    }
+
+    fn each_device(
+        &self,
+        path: &Path,
+        wanted: Devices,
+        act: &mut Act<'_>,
+        failed: &mut Vec<NotJudged>,
+    ) -> Result<Outcome> {
         let device = self.recorded_device;
         let source = Source::of(path, self.max_input)?;
         let first = self.read(path, &source, device)?;
@@ -112,21 +146,32 @@ impl Recordings {
             "note: {}: events of {count} devices, shown one by one; --recorded-device N takes one",
             shown_path(path)
         ));
-        let mut outcome =
-            one_of_several(take(path, act, &format!("{name} device {taken}"), first))?;
+        let mut take = |number: u32, trace: Trace| {
+            let name = format!("{name} device {number}");
+            or_printed(take(path, act, &name, trace), &name, failed)
+        };
+        let mut outcome = take(taken, first)?;
         for number in (0..DEVICE_NUMBERS).filter(|number| *number != taken) {
             if others == 0 {
                 break;
             }
             // Devices without entries fail to be read and are skipped.
-            if let Ok(trace) = self.read(path, &source, Some(number)) {
-                others -= 1;
-                let name = format!("{name} device {number}");
-                let done = one_of_several(take(path, act, &name, trace))?;
-                outcome = if done == Outcome::Good { outcome } else { done };
+            match self.read(path, &source, Some(number)) {
+                Ok(trace) if !trace.events.is_empty() => {
+                    others -= 1;
+                    outcome = outcome.max(take(number, trace)?);
+                }
+                _ => {}
             }
         }
-        Ok(outcome)
+        match others {
+            0 => Ok(outcome),
+            _ => {
+                let why =
+                    format!("{}: events of {others} more devices cannot be read", shown_path(path));
+                or_printed(Err(why.into()), &name, failed)
+            }
+        }
     }
 
     /// Reads a recording, with a progress bar.
@@ -180,6 +225,19 @@ impl Recordings {
     /// Returns the options that select what is read, as text.
     pub(crate) fn read_options(&self) -> String {
         format!("{:?} {}", self.recorded_device, self.max_input)
+    }
+}
+
+/// Prints an error and adds it to `failed`, so that the remaining recordings are still processed. An error
+/// that means a closed pipe is returned.
+fn or_printed(done: Result<Outcome>, name: &str, failed: &mut Vec<NotJudged>) -> Result<Outcome> {
+    match done {
+        Err(error) if !is_closed_pipe(&*error) => {
+            write_stderr(format_args!("stratalloc: {error}"));
+            failed.push(NotJudged { name: name.to_owned(), error: error.to_string() });
+            Ok(Outcome::Unjudged)
+        }
+        done => done,
     }
 }
 

@@ -17,7 +17,7 @@ use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Statistics;
 
 use super::device::{Device, Opened};
-use super::outcome::{BadArguments, Outcome, Result, out};
+use super::outcome::{BadArguments, Outcome, Result, out, unless_closed};
 use super::recordings::{Devices, Recordings, limit_json, write_start_note};
 use super::show::{joined, mib, progress, shown_conf, shown_path};
 use super::{files, settings};
@@ -146,14 +146,18 @@ fn replay_one(
     };
     let done = Done { recording: &recording, statistics, run: &run, device_ns, verification };
     let heading = [name, text, &args.device.to_string()];
-    if args.json {
-        writeln!(out(), "{}", joined([done.json(heading), needed]))?;
+    let printed = match args.json {
+        true => writeln!(out(), "{}", joined([done.json(heading), needed])),
+        false => done
+            .write(heading, args.recordings.memory() != Memory::default())
+            .and_then(|()| write_limit(&recording)),
+    };
+    if args.verify {
+        unless_closed(printed)?
     } else {
-        done.write(heading, args.recordings.memory() != Memory::default())?;
-        write_limit(&recording)?;
+        printed?
     }
-    let exact = verification.is_none_or(Verification::is_exact);
-    Ok(if exact { Outcome::Good } else { Outcome::Failed })
+    Ok(Outcome::of(verification.is_none_or(Verification::is_exact)))
 }
 
 /// Returns the part of a recording behind its first `events` events. All replays start with the layout then.

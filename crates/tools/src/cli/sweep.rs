@@ -114,7 +114,8 @@ pub(crate) fn run(args: &SweepArguments) -> Result<Outcome> {
         target.write(report::sweep_page(&found, &names(args)).as_bytes())?;
     }
     write(args, &found)?;
-    Ok(if found.analysed().next().is_some() { Outcome::Good } else { Outcome::Failed })
+    let is_complete = found.analysed().count() == found.groups.len() && found.unread.is_empty();
+    Ok(if is_complete { Outcome::Good } else { Outcome::Unjudged })
 }
 
 /// Returns the paths of the recordings as text.

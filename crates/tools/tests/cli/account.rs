@@ -43,12 +43,12 @@ fn a_process_is_asked_for_its_account() {
     // The list of processes is used, and `sim` has no CUDA device.
     for reason in ["it sent no account", "it sent no account", "no room", "sends too much"] {
         let refused = asked("sim", &[]);
-        assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
         let texts = [reason, "uses no CUDA device"];
         assert!(texts.iter().all(|text| refused.stderr.contains(text)), "{}", refused.stderr);
     }
     let other = asked("cuda:1", &[]);
-    assert_eq!((other.code, other.stdout.as_str()), (Some(1), ""), "{}", other.stderr);
+    assert_eq!((other.code, other.stdout.as_str()), (Some(2), ""), "{}", other.stderr);
     sender.join().expect("all readers came");
 }
 
@@ -61,6 +61,6 @@ fn another_process_cannot_answer() {
     };
     let refused = ended(stratalloc().args(["info", "--pid", "1", "--device", "sim"]));
     drop(listener);
-    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     assert!(refused.stderr.contains("another process has its socket"), "{}", refused.stderr);
 }

@@ -217,7 +217,7 @@ fn a_bad_file_does_not_stop_the_others() {
     let folder = Folder::new("bad");
     let good = folder.file("good.json", &recording_with_stacks());
     let bad = folder.file("bad.json", "{");
-    let output = fails(&["advise", "--quick", &bad, &good, "--format", "json"], 1, "bad.json");
+    let output = fails(&["advise", "--quick", &bad, &good, "--format", "json"], 2, "bad.json");
     let value = output.json();
     assert_eq!(value["trace"], "good");
 }
@@ -228,7 +228,7 @@ fn a_bad_file_stops_no_other_of_a_comparison_or_a_replay() {
     let good = folder.file("good.json", &recording_with_stacks());
     let missing = folder.path("missing.pickle");
     for command in [&["replay"][..], &["compare", "--conf", "backend:native"]] {
-        let output = fails(&[command, &["--json", &missing, &good]].concat(), 1, "missing.pickle");
+        let output = fails(&[command, &["--json", &missing, &good]].concat(), 2, "missing.pickle");
         let row = output.json();
         assert_eq!(row["trace"], "good");
     }

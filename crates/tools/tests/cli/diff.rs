@@ -198,7 +198,9 @@ fn conditions_on_differences_decide_the_exit_code_and_are_test_cases() {
     let sentence = "No: B needs 120.0 MiB, A 100.0 MiB (+20.0 MiB, +20.0 %).";
     assert!(ended.stdout.contains(&format!("needs<+1%  {sentence}")), "{}", ended.stdout);
     let written = std::fs::read_to_string(&junit).unwrap();
-    assert!(written.contains(r#"<testsuite name="stratalloc diff" tests="2" failures="1">"#));
+    assert!(
+        written.contains(r#"<testsuite name="stratalloc diff" tests="2" failures="1" errors="0">"#)
+    );
     let passed =
         r#"<testcase classname="stratalloc diff.b&lt;1&gt; against a" name="live_peak&lt;=+20%"/>"#;
     assert!(written.contains(passed), "{written}");
@@ -207,7 +209,10 @@ fn conditions_on_differences_decide_the_exit_code_and_are_test_cases() {
     let conditions = ["--assert", "needs<=1GiB", "--fits", "50MiB", "--junit", &junit];
     fails(&[&["advise", "--quick", &a, &b][..], &conditions].concat(), 1, "");
     let written = std::fs::read_to_string(&junit).unwrap();
-    assert!(written.contains(r#"<testsuite name="stratalloc advise" tests="4" failures="2">"#));
+    assert!(
+        written
+            .contains(r#"<testsuite name="stratalloc advise" tests="4" failures="2" errors="0">"#)
+    );
     let failed = r#"<testcase classname="stratalloc advise.a" name="needs&lt;=50MiB">"#;
     assert!(written.contains(failed), "{written}");
 }
@@ -233,7 +238,7 @@ fn wrong_arguments_and_wrong_files_are_refused() {
     let zero = folder.file("zero.json", &zero.json());
     let none = folder.file("none.json", r#"{"segments":[],"device_traces":[]}"#);
     for bad in [&cut, &zero, &none] {
-        let ended = fails(&["diff", &a, bad], 1, "");
+        let ended = fails(&["diff", &a, bad], 2, "");
         let error = ended.stderr.lines().last().unwrap();
         assert!(error.starts_with(&format!("stratalloc: {bad}: ")), "{}", ended.stderr);
         assert_eq!(ended.stdout, "");

@@ -92,7 +92,7 @@ fn an_empty_recording_is_refused_with_what_may_be_missing() {
         {
             let output = run(&args);
             let stderr = &output.stderr;
-            assert_eq!(output.code, Some(1), "{args:?}: {stderr}");
+            assert_eq!(output.code, Some(2), "{args:?}: {stderr}");
             assert!(
                 stderr.contains(path.as_str()) && stderr.contains("holds no events"),
                 "{stderr}"
@@ -102,7 +102,7 @@ fn an_empty_recording_is_refused_with_what_may_be_missing() {
         }
     }
     let log = folder.file("log.csv", "Thread,Time,Action,Pointer,Size,Stream\n");
-    fails(&["replay", &log], 1, "holds no requests");
+    fails(&["replay", &log], 2, "holds no requests");
     // The recording has live blocks but not the events that allocated them. It is replayed, with a note.
     let output = run(&["replay", &folder.file("live.json", &block("active_allocated"))]);
     let stderr = &output.stderr;
@@ -117,7 +117,7 @@ fn a_device_without_events_beside_one_that_has_some_is_refused_only_when_asked_f
     ok(&["replay", &path]);
     let output = run(&["replay", &path, "--recorded-device", "0"]);
     let stderr = &output.stderr;
-    assert_eq!(output.code, Some(1), "{stderr}");
+    assert_eq!(output.code, Some(2), "{stderr}");
     assert!(stderr.contains("no events of device 0; others may have some"), "{stderr}");
 }
 

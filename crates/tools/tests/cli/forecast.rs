@@ -121,7 +121,7 @@ fn programs_that_change_with_the_size_are_refused() {
     let file = |name: &str, json: &str| folder.file(&format!("{name}.json"), json);
     let refused = |files: [String; 2], words: &str| {
         let [a, b] = files.map(|file| format!("layers={file}"));
-        fails(&["forecast", &a, &b, "--for", "layers=9"], 1, words);
+        fails(&["forecast", &a, &b, "--for", "layers=9"], 2, words);
     };
     // More layers have more requests.
     let layers = |count: u64| made((0..count * 300).map(|_| 2 * MIB));

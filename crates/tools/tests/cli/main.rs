@@ -11,6 +11,7 @@ mod common;
 mod diff;
 mod files;
 mod forecast;
+mod gate;
 mod guide;
 mod limits;
 mod luck;
@@ -237,10 +238,10 @@ fn unknown_words_end_with_two() {
 }
 
 #[test]
-fn a_missing_or_broken_file_is_named_and_ends_with_one() {
-    fails(&["replay", "no/such/file.pickle"], 1, "no/such/file.pickle");
+fn a_missing_or_broken_file_is_named_and_ends_with_two() {
+    fails(&["replay", "no/such/file.pickle"], 2, "no/such/file.pickle");
     let here = format!("{}/{}", env!("CARGO_MANIFEST_DIR"), file!());
-    let stderr = fails(&["replay", &here], 1, "").stderr;
+    let stderr = fails(&["replay", &here], 2, "").stderr;
     assert!(!stderr.contains("panicked"), "{stderr}");
 }
 
@@ -337,7 +338,7 @@ fn sizes_have_one_format_everywhere() {
     assert_eq!(reserved("1G"), reserved("1073741824"));
     assert!(reserved("1024MiB") > 0 && reserved("40GiB") == 0);
     fails(&["replay", path, "--total-memory", "8GB"], 2, "");
-    fails(&["replay", path, "--max-input", "1KiB"], 1, "");
+    fails(&["replay", path, "--max-input", "1KiB"], 2, "");
     fails(&["explain", "layers:[limit:8]"], 2, "a number needs a unit");
 }
 
@@ -466,7 +467,7 @@ fn a_limit_is_found_in_the_recording() {
     assert_eq!(as_it_was["ooms"], as_it_was["recorded_ooms"], "{as_it_was}");
     let stdout = run(&["replay", path, "--memory-fraction", "0.045"]).stdout;
     assert!(!stdout.contains("the recorded program"));
-    fails(&["replay", path, "--recorded-device", "7"], 1, "no device 7");
+    fails(&["replay", path, "--recorded-device", "7"], 2, "no device 7");
 }
 
 #[test]
@@ -506,7 +507,7 @@ fn a_recording_with_private_pools_replays_without_verification() {
 fn a_missing_strategy_is_reported() {
     let path = &trace("multistream.default");
     let conf = "backend:cpu,cpu_numa_node:900";
-    let text = fails(&["replay", path, "--conf", conf], 1, "").stderr;
+    let text = fails(&["replay", path, "--conf", conf], 2, "").stderr;
     assert!(text.starts_with("stratalloc: "), "{text}");
     for (args, carets) in [
         (&["explain", "backend:nativ"][..], "\n        ^^^^^\n"),
@@ -541,8 +542,8 @@ fn a_log_that_a_replay_writes_can_be_replayed_and_not_verified() {
     let second = ok(&["replay", path, "--json"]).json();
     assert!(first["allocations"].as_u64().unwrap() > 1000);
     assert_eq!(first["allocations"], second["allocations"]);
-    fails(&["replay", path, "--verify"], 1, "a log of requests");
-    fails(&["replay", recorded, "--verify", "--conf", "layers:[track]"], 1, "");
+    fails(&["replay", path, "--verify"], 2, "a log of requests");
+    fails(&["replay", recorded, "--verify", "--conf", "layers:[track]"], 2, "");
 }
 
 /// A driver's own pool on an H200 (driver 580, 2026-11-21) reserved 3,488 MiB for this recording.

@@ -56,7 +56,7 @@ fn errors_of_a_recording_name_its_file() {
         ] {
             let output = run(command);
             let stderr = &output.stderr;
-            assert_eq!(output.code, Some(1), "{command:?}");
+            assert_eq!(output.code, Some(2), "{command:?}");
             let error = stderr.lines().find(|line| line.starts_with("stratalloc: ")).unwrap();
             assert!(error.starts_with(&format!("stratalloc: {file}: ")), "{command:?}: {error}");
         }

@@ -48,7 +48,7 @@ fn the_command_line_compares_a_library_with_others() {
     assert!(String::from_utf8_lossy(&info.stdout).contains("pluggable"));
     let missing = conf(Path::new("/no/such.so"), "alloc_fn:f,free_fn:f");
     let output = run(&["compare", trace.to_str().unwrap(), "--conf", &missing]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(
         stderr,

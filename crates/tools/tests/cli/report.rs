@@ -125,7 +125,7 @@ fn each_device_and_each_file_is_on_the_page_and_a_bad_one_stops_no_other() {
     let two = folder.file("two.json", &made::two_devices());
     let plain = folder.file("plain.json", &made::without_history());
     let (bad, out) = (folder.file("bad.json", "{}"), folder.path("out.html"));
-    fails(&["report", &two, &bad, &plain, "--quick", "-o", &out], 1, "bad.json");
+    fails(&["report", &two, &bad, &plain, "--quick", "-o", &out], 2, "bad.json");
     let data = recordings(&std::fs::read_to_string(&out).unwrap());
     let names: Vec<&str> = data.iter().filter_map(|data| data["name"].as_str()).collect();
     assert_eq!(names, ["two device 1", "two device 0", "plain"]);
@@ -144,12 +144,12 @@ fn a_page_goes_over_no_recording_and_is_there_only_when_it_is_whole() {
     }
     let old = folder.file("old.html", "an older page");
     let broken = folder.file("broken.json", "{");
-    fails(&["report", &broken, "-o", &old], 1, "");
+    fails(&["report", &broken, "-o", &old], 2, "");
     assert_eq!(std::fs::read_to_string(&old).unwrap(), "an older page");
     ok(&["report", &file, "--quick", "-o", &old]);
     assert!(std::fs::read_to_string(&old).unwrap().starts_with("<!doctype html>"));
     let nowhere = folder.path("no/such/folder/out.html");
-    fails(&["report", &file, "-o", &nowhere], 1, "no/such/folder");
+    fails(&["report", &file, "-o", &nowhere], 2, "no/such/folder");
     fails(&["report", &file, "-o", "x", "--format", "json"], 2, "");
     let printed = run(&["report", &file, "--quick", "-o", "-"]);
     assert!(printed.stdout.starts_with("<!doctype html>"));

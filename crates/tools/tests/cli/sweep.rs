@@ -44,10 +44,15 @@ fn sweep(files: &[String], more: &[&str]) -> Ended {
     run(&[&["sweep", "--quick"], more, &files[..]].concat())
 }
 
-/// Returns the lines of JSON that a sweep printed.
+/// Returns the lines of JSON that a sweep printed. Checks that the exit code is 2 if a recording has no
+/// result, and otherwise 0.
 fn lines(ended: &Ended) -> Vec<Value> {
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    ended.stdout.lines().map(|line| line.parse().expect("each line is JSON")).collect()
+    let lines = ended.stdout.lines().map(|line| line.parse().expect("each line is JSON"));
+    let lines: Vec<Value> = lines.collect();
+    let rows = lines.last().and_then(|last| last.get("rows")?.as_array());
+    let lacks = rows.is_some_and(|rows| rows.iter().any(|row| row.get("error").is_some()));
+    assert_eq!(ended.code, Some(if lacks { 2 } else { 0 }), "{}", ended.stderr);
+    lines
 }
 
 fn result(files: &[String], more: &[&str]) -> Value {
@@ -171,7 +176,7 @@ fn files_that_cannot_be_used_are_refused() {
     let folder = Folder::new("sweep-refused");
     let (file, broken) = (folder.file("rank.json", &rank(0, None)), folder.file("broken", "none"));
     let foreign = folder.file("notes.txt", "some notes\n");
-    fails(&["sweep", "--state", &foreign, &file], 1, "not written by `sweep`");
+    fails(&["sweep", "--state", &foreign, &file], 2, "not written by `sweep`");
     assert_eq!(std::fs::read_to_string(&foreign).unwrap(), "some notes\n");
     fails(&["sweep", "--state", &file, &file], 2, "would be written over the recording");
     fails(&["sweep", "--output", &file, &file], 2, "would be written over the recording");
@@ -186,7 +191,7 @@ fn files_that_cannot_be_used_are_refused() {
     fails(&["sweep", "--output", "-", "--json", &file], 2, "to a file only");
     fails(&["sweep", "--jobs", "0", &file], 2, "");
     let all_broken = run(&["sweep", "--json", &broken, "no/such/file"]);
-    assert_eq!(all_broken.code, Some(1), "{}", all_broken.stderr);
+    assert_eq!(all_broken.code, Some(2), "{}", all_broken.stderr);
     assert!(all_broken.stdout.contains("no/such/file: "), "{}", all_broken.stdout);
 }
 

@@ -11,7 +11,7 @@ fn streams_that_cannot_be_written_change_no_exit_code_into_a_panic() {
     let idle = "expandable_segments_reserve:0.5";
     for (args, code) in [
         (vec!["explain", "backend:foo"], 2),
-        (vec!["replay", "missing"], 1),
+        (vec!["replay", "missing"], 2),
         (vec!["replay", path, "--conf", idle], 0),
         (vec!["compare", path, "--conf", idle], 0),
         (vec!["bench", "--conf", idle, "--case", "pear"], 2),
@@ -23,10 +23,10 @@ fn streams_that_cannot_be_written_change_no_exit_code_into_a_panic() {
     let compare = vec!["compare", path, "--conf", ""];
     for args in [vec!["explain"], vec!["info"], vec!["replay", path], compare] {
         let output = ended(stratalloc().args(&args).stdout(full()));
-        assert_eq!(output.code, Some(1), "{args:?}");
+        assert_eq!(output.code, Some(2), "{args:?}");
         assert!(output.stderr.starts_with("stratalloc: "), "{args:?}");
         let mute = ended(stratalloc().args(&args).stdout(full()).stderr(full()));
-        assert_eq!(mute.code, Some(1), "{args:?}");
+        assert_eq!(mute.code, Some(2), "{args:?}");
     }
 }
 
