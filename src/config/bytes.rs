@@ -1,4 +1,4 @@
-//! The syntax of sizes, in configuration strings and in arguments of programs.
+//! The syntax of sizes in configuration strings.
 
 use super::error::{ConfigError, Span};
 use crate::size::{EIB, GIB, KIB, MIB, TIB};
@@ -39,18 +39,6 @@ impl Size {
             }
         };
         (bytes <= EIB).then_some(Self { bytes, has_unit: unit.is_some() })
-    }
-
-    /// Parses a size. A number without a unit is in bytes.
-    ///
-    /// # Errors
-    ///
-    /// A description of the expected text.
-    pub fn in_bytes(text: &str) -> Result<u64, String> {
-        let bytes = Self::parse(text).map(|size| size.bytes).filter(|bytes| *bytes > 0);
-        bytes.ok_or_else(|| {
-            "expected a size from 1 byte on, as 32GiB, 40G, 512MiB or 1000".to_owned()
-        })
     }
 }
 
@@ -119,7 +107,6 @@ mod tests {
         }
         assert_eq!(Size::parse("1073741825GiB"), None);
         assert_eq!(Size::parse("99999999999999999999"), None);
-        assert!(Size::in_bytes("0").is_err());
     }
 
     #[test]

@@ -6,11 +6,11 @@ use std::str::FromStr;
 use serde_json::{Value, json};
 
 use crate::analysis::{Advice, Diff, Recording, Tried, counted_as, difference};
-use stratalloc::config::Size;
 use stratalloc::size::human_bytes;
 
 use super::outcome::{Outcome, Result};
 use super::show::mib;
+use super::size::{percent, size};
 
 /// A quantity of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Bound for u64 {
     const EXPECTED: &str = "a size, as needs<=24GiB";
 
     fn parse(text: &str) -> Result<Self, String> {
-        Size::in_bytes(text)
+        size(text)
     }
 }
 
@@ -247,11 +247,10 @@ impl Bound for Difference {
             _ => return Err(expected()),
         };
         if let Some(number) = rest.strip_suffix('%') {
-            let is_plain = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-            let percent: f64 = number.parse().ok().filter(|_| is_plain).ok_or_else(expected)?;
+            let percent = percent(number).ok_or_else(expected)?;
             return Ok(Self::Percent(if is_negative { -percent } else { percent }));
         }
-        let bytes = if rest == "0" { 0 } else { Size::in_bytes(rest)? };
+        let bytes = if rest == "0" { 0 } else { size(rest)? };
         let bytes = i64::try_from(bytes).map_err(|_| expected())?;
         Ok(Self::Bytes(if is_negative { -bytes } else { bytes }))
     }
@@ -324,8 +323,7 @@ mod tests {
         let parsed: Assertion = "live_peak > 512MiB".parse().unwrap();
         assert_eq!((parsed.quantity, parsed.operator), (Quantity::LivePeak, Operator::More));
         assert_eq!(parsed.bound, 512 << 20);
-        for wrong in ["", "needs", "needs=24GiB", "need<=24GiB", "needs<=24GB", "needs<=", "<=1GiB"]
-        {
+        for wrong in ["", "needs", "needs=24GiB", "need<=24GiB", "needs<=24", "needs<=", "<=1GiB"] {
             assert!(wrong.parse::<Assertion>().is_err(), "{wrong}");
         }
         assert!(fits("much").is_err());
@@ -346,6 +344,7 @@ mod tests {
             "needs<=+inf%",
             "needs<=+-2%",
             "needs<=+1e3%",
+            "needs<=+2",
             "needs<=+",
         ] {
             assert!(bound(wrong).is_err(), "{wrong}");

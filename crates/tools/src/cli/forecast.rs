@@ -13,7 +13,7 @@ use crate::analysis::{
     counted_as, near,
 };
 use crate::replay::{ReplayError, Trace};
-use stratalloc::config::{Config, Size, shown};
+use stratalloc::config::{Config, shown};
 
 use super::compare::{DEFAULT_CONFS, NamedConf, with_own};
 use super::diff::change;
@@ -21,6 +21,7 @@ use super::outcome::{BadArguments, Outcome, Result, out};
 use super::recordings::{Devices, Recordings};
 use super::show::Side::{Left, Right};
 use super::show::{emphasised, mib, progress, shown_conf, shown_path, table, value_or_dash};
+use super::size::Amount;
 
 /// Arguments of `forecast`.
 #[derive(Args, Debug)]
@@ -30,9 +31,10 @@ pub(crate) struct ForecastArguments {
     /// Value of the parameter for which to forecast, such as batch=24.
     #[arg(long = "for", value_name = "NAME=VALUE")]
     target: Parameter,
-    /// Find the largest value, too, at which the program runs on a device of this size.
-    #[arg(long, value_name = "SIZE", value_parser = Size::in_bytes)]
-    fits: Option<u64>,
+    /// Find the largest value, too, at which the program runs on a device of this size, such as 80GiB, or of
+    /// this share of --total-memory, such as 90%.
+    #[arg(long, value_name = "SIZE", value_parser = Amount::parse)]
+    fits: Option<Amount>,
     /// Configuration to replay. Can be given several times. Default: the recorded one and those of compare.
     #[arg(long)]
     conf: Vec<String>,
@@ -92,6 +94,9 @@ struct Found<'a> {
 }
 
 pub(crate) fn run(args: &ForecastArguments) -> Result<Outcome> {
+    let total_bytes = args.recordings.total_memory;
+    let fits =
+        args.fits.map(|amount| amount.bytes(total_bytes)).transpose().map_err(BadArguments)?;
     let given = given(&args.recordings.files, &args.target)?;
     let files = given.iter().map(|(_, path)| path.clone()).collect();
     let recordings = args.recordings.of_files(files);
@@ -123,9 +128,9 @@ pub(crate) fn run(args: &ForecastArguments) -> Result<Outcome> {
     let mut rows = Vec::new();
     for (conf, config) in confs {
         let need = need_of(&recording, &config)?;
-        let fits = args.fits.map(|bytes| forecast.largest(&config, bytes)).transpose()?;
+        let largest = fits.map(|bytes| forecast.largest(&config, bytes)).transpose()?;
         let is_recorded = own.as_ref().is_some_and(|own| own.settings() == config.settings());
-        rows.push(Row { conf, is_recorded, need, largest: fits.flatten() });
+        rows.push(Row { conf, is_recorded, need, largest: largest.flatten() });
         bar.inc(1);
     }
     rows.sort_by_key(|row| (row.need.needs_bytes.unwrap_or(u64::MAX), !row.is_recorded));
@@ -139,7 +144,7 @@ pub(crate) fn run(args: &ForecastArguments) -> Result<Outcome> {
     bar.finish_and_clear();
     let found = Found {
         target: &args.target,
-        fits: args.fits,
+        fits,
         values: samples.iter().map(|sample| sample.value).collect(),
         forecast: &forecast,
         check,

@@ -24,6 +24,7 @@ mod replay;
 mod report;
 mod settings;
 mod show;
+mod size;
 mod sweep;
 mod table;
 

@@ -9,13 +9,14 @@ use serde_json::{Value, json};
 
 use crate::analysis::{Memory, Recording, counted_as};
 use crate::replay::{Limits, ReplayError, Trace, UnknownEntries, reader};
-use stratalloc::config::{Config, Size, shown};
+use stratalloc::config::{Config, shown};
 use stratalloc::history::{BlockStateName, SegmentLayout};
 
 use super::files;
 use super::outcome::{Outcome, Result, fraction, is_closed_pipe, write_stderr};
 use super::settings::{self, BadConf};
 use super::show::{mib, progress, shown_path};
+use super::size::size;
 
 /// Arguments of commands that read recordings.
 #[derive(Args, Clone, Debug)]
@@ -24,8 +25,8 @@ pub(crate) struct Recordings {
     /// .xz, .gz or .zst. Standard input: -.
     #[arg(required = true, value_name = "TRACE")]
     pub(crate) files: Vec<PathBuf>,
-    /// Memory of the device: 32GiB, 40G, 512MiB, or a number of bytes.
-    #[arg(long, value_parser = Size::in_bytes)]
+    /// Memory of the device, such as 32GiB, 40G or 512MiB. All units are binary: 24GB is 24GiB.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) total_memory: Option<u64>,
     /// Share of the device's memory that may be reserved. 1 turns off a limit that the recording shows.
     #[arg(long, value_parser = fraction)]
@@ -34,8 +35,8 @@ pub(crate) struct Recordings {
     /// device with the most events.
     #[arg(long)]
     recorded_device: Option<u32>,
-    /// Refuse recordings that decode to more bytes than this.
-    #[arg(long, value_parser = Size::in_bytes, default_value_t = Limits::default().decoded_bytes)]
+    /// Refuse recordings that decode to more than this.
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4GiB")]
     max_input: u64,
 }
 

@@ -23,7 +23,7 @@ fn the_setting_that_needs_least_is_named_and_runs_there() {
 
     // The best setting was replayed, and replaying it again gives the same result.
     let conf = best["conf"].as_str().unwrap();
-    let total = needs.to_string();
+    let total = format!("{needs}B");
     let row = run(&["replay", path, "--conf", conf, "--total-memory", &total, "--json"]).json();
     assert_eq!((row["ooms"].as_u64(), &row["retries"]), (Some(0), &best["retries"]));
 }

@@ -335,9 +335,25 @@ fn sizes_have_one_format_everywhere() {
         let row = run(&["replay", path, "--total-memory", total, "--json"]).json();
         row["retries"].as_u64().unwrap()
     };
-    assert_eq!(reserved("1G"), reserved("1073741824"));
+    for total in ["1GiB", "1GB", "1gb", "1 GiB", "1g", "1.0G", "1024m", "1073741824B"] {
+        assert_eq!(reserved("1G"), reserved(total), "{total}");
+    }
     assert!(reserved("1024MiB") > 0 && reserved("40GiB") == 0);
-    fails(&["replay", path, "--total-memory", "8GB"], 2, "");
+    for option in ["--total-memory", "--max-input"] {
+        fails(&["replay", path, option, "24"], 2, "24 has no unit: write 24GiB or 24B");
+        fails(&["replay", path, option, "0"], 2, "24GiB or 24B");
+        fails(&["replay", path, option, "80%"], 2, "80% is a share");
+        fails(&["replay", path, option, "24Gi"], 2, "write 24GiB");
+    }
+    for (option, wrong) in
+        [("--fits", "24"), ("--assert", "needs<=24"), ("--assert", "live_peak<24")]
+    {
+        fails(&["advise", path, option, wrong], 2, "24 has no unit: write 24GiB or 24B");
+    }
+    fails(&["diff", path, path, "--assert", "needs<=+2"], 2, "2 has no unit: write 2GiB or 2B");
+    let forecast = ["forecast", "a=1:x", "a=2:y", "--for", "a=3", "--fits"];
+    fails(&[&forecast[..], &["24"]].concat(), 2, "24 has no unit: write 24GiB or 24B");
+    fails(&[&forecast[..], &["80%"]].concat(), 2, "--total-memory sets it");
     fails(&["replay", path, "--max-input", "1KiB"], 2, "");
     fails(&["explain", "layers:[limit:8]"], 2, "a number needs a unit");
 }
@@ -455,13 +471,13 @@ fn a_limit_is_found_in_the_recording() {
     let limit = inferred["limit_bytes"].as_f64().unwrap() / f64::from(1 << 20);
     assert!((limit / 6442.0 - 1.0).abs() < 0.02, "{limit}");
     assert_eq!(inferred["needs_bytes"], with_room["needs_bytes"], "no limit decides on needs");
-    let exact = row(&["--verify", "--total-memory", "150109880320"]);
+    let exact = row(&["--verify", "--total-memory", "150109880320B"]);
     assert_eq!(exact["first_mismatch"], Value::Null, "{exact}");
     let stdout = run(&["replay", path]).stdout;
     let words = ["limit: ", "--memory-fraction 1 turns it off"];
     assert!(words.iter().all(|words| stdout.contains(words)), "{stdout}");
     // A device of another size than the recorded one is another device, so no limit is inferred.
-    let other = row(&["--total-memory", "7516192768"]);
+    let other = row(&["--total-memory", "7516192768B"]);
     assert_eq!((&other["ooms"], &other["limit_inferred"]), (&0.into(), &false.into()), "{other}");
     let as_it_was = row(&["--memory-fraction", "0.045", "--verify"]);
     assert_eq!(as_it_was["ooms"], as_it_was["recorded_ooms"], "{as_it_was}");

@@ -25,7 +25,7 @@ fn fits_from_its_need_on(path: &str, conf: &str, known_mib: Option<f64>) {
         assert!(off < 0.015, "{path}, {conf}: {need}");
     }
     let ooms = |bytes: u64| {
-        let bytes = bytes.to_string();
+        let bytes = format!("{bytes}B");
         let more = ["--memory-fraction", "1", "--total-memory", &bytes];
         let stdout = run(&[&["replay", path, "--conf", conf][..], &more].concat()).stdout;
         !stdout.contains(" 0 out of memory")
