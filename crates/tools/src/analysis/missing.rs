@@ -22,6 +22,9 @@ impl Recording {
     #[must_use]
     pub fn probably_lacks(&self, found: &Verification) -> &'static str {
         let has_private = self.trace.segments.iter().any(|segment| segment.pool != PoolId::DEFAULT);
+        if !self.trace.missing.is_empty() {
+            return "entries that skip_actions left out when it was made: no option supplies them";
+        }
         let names_pools = self.trace.events.iter().any(|event| event.names_pool);
         if self.lacks_collector_limit() {
             return "the limit near which garbage_collection_threshold acted: --memory-fraction sets it";

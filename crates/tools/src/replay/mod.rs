@@ -1,7 +1,8 @@
 //! Reads recordings and replays them.
 //!
 //! `reader` parses a snapshot in any encoding into a [`Trace`], and treats the file as untrusted.
-//! `workload` extracts the requests of a trace, without the decisions of its allocator. `pools` finds the
+//! `workload` extracts the requests of a trace, without the decisions of its allocator. `evidence` finds entries that were not
+//! recorded. `pools` finds the
 //! pool of each request; where it is not recorded (PyTorch 2.11), from the final layout. `verify` compares
 //! the decisions of this library's engine with the recorded ones. `run` replays the requests on any
 //! allocator and measures the time. `stacks` stores the stacks of requests, `frames` separates the
@@ -12,6 +13,7 @@
 
 mod addresses;
 mod describe;
+mod evidence;
 mod frames;
 mod pools;
 pub mod reader;
@@ -22,6 +24,7 @@ mod trace;
 mod verify;
 mod workload;
 
+pub use evidence::{Lack, MissingEntries, NoHistory};
 pub use frames::{FrameKind, Runtime};
 pub(crate) use pools::PoolRouting;
 pub use reader::{Limits, TraceError};

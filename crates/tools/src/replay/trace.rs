@@ -4,6 +4,7 @@
 
 use serde::Serialize;
 
+use super::evidence::MissingEntries;
 use super::stacks::{StackId, Stacks};
 use stratalloc::config::{Compat, Config, TorchVersion};
 use stratalloc::history::{Action, BlockStateName, Entry, Event, SegmentLayout, Snapshot};
@@ -30,6 +31,11 @@ pub struct Trace {
     pub stacks: Stacks,
     /// What only this library's snapshots contain, if it wrote the snapshot.
     pub made_here: Option<MadeHere>,
+    /// The number of entries of the device in the file, including those that are not events.
+    pub entries: u64,
+    /// The entries that the file does not contain, as PyTorch's `skip_actions` leaves them out. Those that
+    /// follow from others are among the events.
+    pub missing: MissingEntries,
     /// Entries whose action is unknown. They are not among the events.
     pub unknown: UnknownEntries,
     /// The oldest version of PyTorch whose snapshots have this one's keys, if the keys show it.
@@ -150,7 +156,7 @@ impl Trace {
         let is_decision = |entry: &&Entry| !is_remark(entry.event.action);
         let decisions = snapshot.entries.iter().filter(is_decision);
         let about = &snapshot.about;
-        Self {
+        let mut trace = Self {
             events: decisions.map(event).collect(),
             segments: snapshot.segments.iter().map(|segment| segment.layout.clone()).collect(),
             conf: about.config_text(),
@@ -159,8 +165,11 @@ impl Trace {
                 limit_bytes: about.limit_bytes,
                 total_bytes: Some(about.total_bytes).filter(|bytes| *bytes > 0),
             }),
+            entries: snapshot.entries.len() as u64,
             ..Self::default()
-        }
+        };
+        MissingEntries::add_frees(&mut trace);
+        trace
     }
 
     /// Returns the entries of requests, successful or not.

@@ -31,12 +31,12 @@ pub(super) fn interpret(
     let (path, stacks) = (Path::default(), StackReader::default());
     let beside = Beside::default();
     let mut interpreter = Interpreter { heap: &heap, limits, path, budget, stacks, beside };
-    match interpreter.snapshot() {
-        Ok(mut parts) => {
-            parts.trace.stacks = interpreter.stacks.finish();
-            drop(heap);
-            Ok(parts.into_trace(limits))
-        }
+    let read = interpreter.snapshot().and_then(|mut parts| {
+        parts.trace.stacks = std::mem::take(&mut interpreter.stacks).finish();
+        Ok(parts.into_trace(limits, &mut interpreter.budget)?)
+    });
+    match read {
+        Ok(trace) => Ok(trace),
         Err(Stop::Mismatch(mismatch)) => {
             Err(Failure::Content { path: interpreter.path.to_string(), mismatch })
         }
@@ -193,6 +193,7 @@ impl<'h> Interpreter<'h> {
                 parts.device = Some(number);
                 let Beside { unknown, annotations, .. } = std::mem::take(&mut self.beside);
                 parts.trace.unknown = unknown;
+                parts.trace.entries = len as u64;
                 parts.trace.annotations = annotations;
             }
         }

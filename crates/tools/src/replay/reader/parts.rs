@@ -8,8 +8,12 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 
 use super::Limits;
+use super::budget::{Budget, OverBudget};
 use super::fields::ListedSegment;
-use crate::replay::{Annotation, HostMemory, Owner, Trace, TraceEvent, UnknownEntries};
+use crate::replay::evidence::BYTES_PER_EVENT;
+use crate::replay::{
+    Annotation, HostMemory, MissingEntries, Owner, Trace, TraceEvent, UnknownEntries,
+};
 use stratalloc::history::SegmentLayout;
 
 /// The parts of a snapshot that were read.
@@ -51,8 +55,13 @@ impl Parts {
     /// Returns the trace. Its segments are those of the chosen device and those without a recorded device,
     /// in address order.
     ///
-    /// Without events, chooses the requested device, or else the first one that has segments.
-    pub(super) fn into_trace(self, limits: &Limits) -> Trace {
+    /// Without events, chooses the requested device, or else the first one that has segments. Adds entries of
+    /// frees that the file does not contain, and charges their memory to the budget.
+    pub(super) fn into_trace(
+        self,
+        limits: &Limits,
+        budget: &mut Budget,
+    ) -> Result<Trace, OverBudget> {
         let Self { mut trace, segments, device, host_segments, host_events, account } = self;
         let numbers: BTreeSet<u32> = segments.iter().filter_map(|s| s.device).collect();
         let device = limits.device.or(device).or(numbers.first().copied()).unwrap_or_default();
@@ -73,6 +82,10 @@ impl Parts {
         trace.account = of_device.map(owner).collect();
         let host: Vec<_> = host_segments.into_iter().map(|segment| segment.layout).collect();
         trace.host = HostMemory::of(&host, &host_events);
-        trace
+        if MissingEntries::may_be_in(&trace.events) {
+            budget.charge((trace.events.len() as u64).saturating_mul(BYTES_PER_EVENT))?;
+            MissingEntries::add_frees(&mut trace);
+        }
+        Ok(trace)
     }
 }
