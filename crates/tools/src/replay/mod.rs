@@ -12,6 +12,7 @@
 //! a replay, the configuration `compat:pytorch` means that version.
 
 mod addresses;
+mod complete;
 mod describe;
 mod evidence;
 mod frames;

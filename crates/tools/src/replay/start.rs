@@ -15,6 +15,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::complete::is_complete;
 use super::trace::{Trace, TraceEvent};
 use stratalloc::config::Settings;
 use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
@@ -51,9 +52,13 @@ pub struct Start {
 }
 
 impl Start {
-    /// Undoes all events of a trace, from the last to the first.
+    /// Undoes all events of a trace, from the last to the first. If the trace is complete, no memory existed
+    /// before the first event.
     #[must_use]
     pub fn of(trace: &Trace) -> Self {
+        if is_complete(trace) {
+            return Self::default();
+        }
         let mut back = Back::from_the_end(trace);
         trace.events.iter().rev().for_each(|event| back.undo(event));
         let mut start = Self { blocks: back.blocks.into_values().collect(), held: back.held };
@@ -239,7 +244,7 @@ struct Back {
     /// determine the kind and pool of the pages.
     kinds: BTreeMap<(StreamId, u64), (PoolKind, PoolId)>,
     /// The contiguous ranges that were ever mapped: the end of each, by its start. Each is inside one
-    /// reservation, because a reservation is larger than the device and so never completely mapped.
+    /// reservation, unless a reservation was mapped to its end over time and the next one follows.
     mapped: BTreeMap<u64, u64>,
 }
 
