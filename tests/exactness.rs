@@ -148,6 +148,48 @@ fn recordings_of_later_versions_of_pytorch_are_exact() {
     exact_on(8_192 * MIB, "2.15.0.gcfrac", Some(0.3), excused);
 }
 
+/// Recordings of 5 to 54 events that depend on calls and moments that no entry contains: calls of
+/// `empty_cache`, the ends of pools, captures, waits for events, and where a reservation ends. The limits
+/// are those of the programs.
+#[test]
+fn calls_and_moments_that_no_entry_contains_are_inferred() {
+    for (name, total_mib, limit_mib, (retries, ooms, empty_caches)) in [
+        // `max_split_size_mb`: the first segment of an explicit release is also the one that the request
+        // would release.
+        ("2.15.0.empty_before_oversize", 8192, Some(256.0), (0, 0, 1)),
+        // The pool of a graph is released some time after the graph was dropped.
+        ("2.15.0.dropped_graph", 8192, None, (0, 0, 0)),
+        // The pages of a reservation were mapped to its end, where the next one begins.
+        ("2.15.0.full_reservation", 128, None, (1, 0, 1)),
+        // After the wait a free block fits, but PyTorch does not search again.
+        ("2.15.0.oom_after_wait", 8192, Some(100.0), (1, 1, 0)),
+        ("2.15.0.retry_after_wait", 8192, Some(150.0), (1, 0, 0)),
+        ("2.15.0.retries_only", 8192, Some(200.0), (4, 0, 0)),
+        // In a capture a request releases nothing. Up to 2.12 each request of a private pool counts as
+        // captured, and later those of a graph's own pool.
+        ("2.12.1.empty_before_pool", 8192, Some(100.0), (0, 0, 1)),
+        ("2.15.0.oom_in_capture", 8192, Some(100.0), (0, 1, 0)),
+        ("2.15.0.oom_in_capture_with_handle", 8192, Some(100.0), (0, 1, 0)),
+        // The end of a `MemPool` releases the pool's memory alone.
+        ("2.15.0.ended_pool", 8192, None, (0, 0, 0)),
+        ("2.15.0.ended_pool_at_limit", 8192, Some(120.0), (0, 0, 0)),
+        // PyTorch releases several pools in the order of a hash table.
+        ("2.12.1.graphs_dropped_together", 8192, None, (0, 0, 0)),
+        ("2.15.0.graphs_dropped_together", 8192, None, (0, 0, 0)),
+        // A graph's handle is used again after its pool was released.
+        ("2.15.0.handle_again", 8192, None, (0, 0, 0)),
+    ] {
+        let trace = read(name);
+        let fraction = limit_mib.map(|mib| mib / total_mib as f64);
+        let found = verify(&trace, &config_of(&trace), total_mib * MIB, fraction).expect(name);
+        assert_eq!(found.first_mismatch, None, "{name}");
+        assert!(found.is_exact(), "{name}");
+        let counts = (found.run.statistics.num_alloc_retries, found.run.ooms);
+        let counts = (counts.0, counts.1, found.workload.empty_caches);
+        assert_eq!(counts, (retries, ooms, empty_caches), "{name}");
+    }
+}
+
 #[test]
 fn a_recording_shows_which_version_of_pytorch_made_it() {
     for (name, version) in [

@@ -106,6 +106,13 @@ impl Engine {
         }
     }
 
+    /// Counts an open scope of a pool as a capture, whatever the configured PyTorch version, until the
+    /// settings change. For replays, which open a scope for each request that was made in a capture.
+    #[doc(hidden)]
+    pub fn count_scopes_as_captures(&self) {
+        self.captures.routing_is_capture.store(true, Ordering::Relaxed);
+    }
+
     /// Returns true if an open scope counts as a capture by the rules of the configured PyTorch version.
     #[inline]
     pub(super) fn counts_as_captured(&self) -> bool {

@@ -74,13 +74,12 @@ impl Engine {
         let small = Self::idle_segments(&cells, PoolKind::Small).len();
         let mut collection =
             Collection { idle_segments: idle.len() + small, ..Collection::default() };
-        while collection.bytes < wanted && !idle.is_empty() {
+        while collection.releases.bytes < wanted && !idle.is_empty() {
             let (old, young) = self.by_age(idle);
             if old.is_empty() {
                 break;
             }
-            collection.bytes += old.iter().map(|candidate| candidate.block.size_bytes).sum::<u64>();
-            collection.addresses.extend(old.iter().map(|candidate| candidate.block.address));
+            old.iter().for_each(|candidate| collection.releases.add(&candidate.block));
             idle = young;
         }
         Some(collection)

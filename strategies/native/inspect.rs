@@ -24,9 +24,9 @@ pub enum Prediction {
     Hit(u64),
     /// The collector runs and releases segments.
     Collect(Collection),
-    /// The limit forbids the segment, or the device has no room for it. Contains the address of the first
-    /// segment that the request would release, if that is an oversize block of its stream.
-    Limit(Option<u64>),
+    /// The limit forbids the segment, or the device has no room for it. Contains the oversize blocks of its
+    /// stream that the request would release first; none without `max_split_size_mb`.
+    Limit(Releases),
     /// A segment or pages are requested from the driver.
     Grow,
     /// Nothing is released or allocated: for zero bytes, for more than the largest request, in a tag that
@@ -34,18 +34,25 @@ pub enum Prediction {
     Refuse,
 }
 
-/// The segments that a run of the collector would release.
+/// The segments that one step of a request would release.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Collection {
-    /// The segments, in the order of their release.
+pub struct Releases {
+    /// The addresses of the segments, in the order of their release.
     pub addresses: Vec<u64>,
     /// Their total bytes.
     pub bytes: u64,
+    /// True if the request can be served afterwards, so that nothing more is released.
+    pub suffices: bool,
+}
+
+/// The result of a run of the collector.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Collection {
+    /// The segments that it would release.
+    pub releases: Releases,
     /// The number of free fixed segments of the default pool, which an explicit `empty_cache` would
     /// release.
     pub idle_segments: usize,
-    /// True if the request can be served afterwards, so that nothing more is released.
-    pub suffices: bool,
 }
 
 impl Engine {
@@ -88,23 +95,30 @@ impl Engine {
                 || needed_bytes > free_bytes.saturating_add(released_bytes)
         };
         match self.predict_collection(&growth) {
-            Some(collection) => {
-                let suffices = !is_refused(collection.bytes);
-                Prediction::Collect(Collection { suffices, ..collection })
+            Some(mut collection) => {
+                collection.releases.suffices = !is_refused(collection.releases.bytes);
+                Prediction::Collect(collection)
             }
             None if matches!(growth.refuses(plan.segment_bytes, 0), Some(Refusal::Forbidden)) => {
                 Prediction::Refuse
             }
             None if is_refused(0) => {
-                let oversize = cell.map(|cell| Self::oversize(&growth, cell, &plan));
-                let first = oversize.and_then(|of| of.first().map(|first| first.block.address));
-                Prediction::Limit(first)
+                let oversize = cell.map(|cell| Self::predict_oversize(&growth, cell, &plan));
+                let mut oversize = oversize.unwrap_or_default();
+                oversize.suffices = oversize.suffices && !is_refused(oversize.bytes);
+                Prediction::Limit(oversize)
             }
             None => match growing {
                 Some((Growing::Enough(_), address)) => Prediction::Hit(address),
                 _ => Prediction::Grow,
             },
         }
+    }
+
+    /// Returns true if a full release would release memory of the pool, if the pool may be released.
+    #[must_use]
+    pub fn has_idle_memory(&self, pool: PoolId) -> bool {
+        !self.idle_memory(&self.growth.lock(), pool).is_empty()
     }
 
     fn snapshot_unless(&self, is_early: impl FnOnce() -> bool) -> Option<Snapshot> {

@@ -47,6 +47,6 @@ mod statistics;
 
 pub use crate::heap::Broken;
 pub use engine::{Engine, EngineOptions};
-pub use inspect::{Collection, Prediction};
+pub use inspect::{Collection, Prediction, Releases};
 #[doc(hidden)]
 pub use install::{Installed, groups};

@@ -164,17 +164,30 @@ impl Engine {
     }
 
     /// Serves a request by the last step of the ladder, even if a free block would fit. For replays of a
-    /// recorded request that was served this way because the block was still waiting for events. Returns
-    /// `None` if the step yields no block.
+    /// recorded request that was served, or failed, this way because the block was still waiting for
+    /// events when its pool was searched.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::OutOfMemory`] if the step yields no block. [`PoolError`] if the pool is unknown, has no
+    /// heap for the stream or sleeps.
     #[doc(hidden)]
-    pub fn allocate_by_retry(&self, pool: PoolId, request: Request) -> Option<Allocation> {
+    pub fn allocate_by_retry(
+        &self,
+        pool: PoolId,
+        request: Request,
+    ) -> Result<Allocation, AllocError> {
         let mut growth = self.growth.lock();
         let heaps = self.heaps_of(&growth, pool);
-        let cell = heaps.iter().find(|cell| cell.stream() == request.stream)?;
-        growth.pools.check_awake(pool).ok()?;
+        let cell = heaps.iter().find(|cell| cell.stream() == request.stream);
+        let cell = cell.ok_or_else(|| PoolError::missing(pool))?;
+        growth.pools.check_awake(pool)?;
         let plan = Plan::new(request.bytes, &growth.policy_of(pool), &growth.settings);
         growth.counters.num_sync_all_streams += 1;
-        self.release_and_grow(&mut growth, cell, &plan).ok()?.ok()
+        self.release_and_grow(&mut growth, cell, &plan)?.or_else(|refusal| {
+            let report = self.report_out_of_memory(&mut growth, cell, &plan, refusal);
+            Err(AllocError::OutOfMemory(Box::new(report)))
+        })
     }
 
     /// Allocates a free block of a pool with `use_on_oom`, if one fits.

@@ -9,6 +9,7 @@ use parking_lot::MutexGuard;
 use super::cell::HeapCell;
 use super::engine::Engine;
 use super::growth::{Growth, Return};
+use super::inspect::Releases;
 use super::policy::Plan;
 use crate::error::{DriverError, DriverErrorKind};
 use crate::heap::{BlockView, PageRun, Slot};
@@ -214,13 +215,24 @@ impl Engine {
         done.map(|()| released >= wanted)
     }
 
+    /// Predicts [`release_oversize`](Self::release_oversize). `suffices` is what that would return. Changes
+    /// nothing.
+    pub(super) fn predict_oversize(growth: &Growth, cell: &HeapCell, plan: &Plan) -> Releases {
+        let mut releases = Releases::default();
+        let Some(max_split_bytes) = growth.settings.max_split_bytes else { return releases };
+        let wanted = plan.rounded_bytes.max(max_split_bytes);
+        for candidate in Self::oversize(growth, cell, plan) {
+            if releases.bytes < wanted {
+                releases.add(&candidate.block);
+            }
+        }
+        releases.suffices = releases.bytes >= wanted;
+        releases
+    }
+
     /// Returns the candidates of [`release_oversize`](Self::release_oversize), in the order of their
     /// release.
-    pub(super) fn oversize<'a>(
-        growth: &Growth,
-        cell: &'a HeapCell,
-        plan: &Plan,
-    ) -> Vec<Candidate<'a>> {
+    fn oversize<'a>(growth: &Growth, cell: &'a HeapCell, plan: &Plan) -> Vec<Candidate<'a>> {
         let max_split_bytes = match growth.settings.max_split_bytes {
             Some(bytes) if !growth.pools.is_pinned(cell.pool()) => bytes,
             _ => return Vec::new(),
@@ -233,6 +245,13 @@ impl Engine {
         }
         oversize.reverse();
         oversize
+    }
+}
+
+impl Releases {
+    pub(super) fn add(&mut self, block: &BlockView) {
+        self.addresses.push(block.address);
+        self.bytes += block.size_bytes;
     }
 }
 

@@ -6,8 +6,10 @@
 //! taken from the recording: blocks of a restored checkpoint (`answer`), and retries (`is_retry`).
 //!
 //! Explicit `empty_cache` calls have a label or are inferred. If the recording has a release before a
-//! request, and the engine would not begin that request with a release (`Engine::predict`), an explicit
-//! call caused the release. A call that released nothing leaves no event and cannot be inferred.
+//! request, and the engine would not begin that request with this release (`Engine::predict`), an explicit
+//! call caused it, or the end of a private pool. A call that released nothing leaves no event and cannot be
+//! inferred. A call and the retry of a request that found no memory leave the same events if the request
+//! then allocates a segment; it is taken for a retry. So counts of retries and of calls are not exact.
 //!
 //! The moments at which other streams' work finished are taken from the recording, because they depend
 //! on the timing of the recorded device.
@@ -23,8 +25,8 @@ use super::start::Start;
 use super::trace::{Trace, TraceEvent};
 use super::workload::{Builder, Group, Workload, groups};
 use stratalloc::allocator::{
-    Allocation, Caching, Counters, CrossStream, DeviceAllocator, PoolOptions, PoolScope,
-    PrivatePools, Recording, Request, ScopeFilter,
+    Allocation, Caching, Counters, CrossStream, DeviceAllocator, PoolScope, PrivatePools,
+    Recording, Request, ScopeFilter,
 };
 use stratalloc::config::Config;
 use stratalloc::driver::Driver;
@@ -33,8 +35,12 @@ use stratalloc::history::{Action, BlockStateName, Event, History, RecordOptions,
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::PoolKind;
-use stratalloc::strategies::native::{Collection, Engine, Prediction};
+use stratalloc::strategies::native::{Engine, Prediction};
 use stratalloc_sim::{EventMode, Recorded, RecordedAddresses, Sim, SimOptions};
+
+mod inference;
+
+use inference::private_pool;
 
 /// The result of comparing the replay's decisions with the recorded ones.
 #[derive(Clone, Debug, Default)]
@@ -147,6 +153,7 @@ pub fn verify_until(
     if let Some(fraction) = memory_fraction {
         engine.set_memory_fraction(fraction)?;
     }
+    engine.count_scopes_as_captures();
     let builder = Builder::new(trace, &start, total_bytes);
     let mut verifier = Verifier {
         engine,
@@ -156,6 +163,7 @@ pub fn verify_until(
         builder,
         live: installed.into_iter().map(|block| (block.address, block.allocation)).collect(),
         pools: HashSet::new(),
+        unfinished: None,
         seen: Vec::new(),
         lost: false,
         result: Verification::default(),
@@ -166,8 +174,9 @@ pub fn verify_until(
         engine.reset_accumulated();
     }
     start_history(engine.history());
-    for (at, group) in groups(&trace.events) {
-        verifier.step(at, group)?;
+    let mut groups = groups(&trace.events).peekable();
+    while let Some((at, group)) = groups.next() {
+        verifier.step(at, group, groups.peek().map(|(_, next)| *next))?;
         let differs = until == Until::FirstDifference && !verifier.result.is_exact();
         if verifier.lost || differs {
             break;
@@ -188,14 +197,16 @@ struct Verifier<'a> {
     engine: &'a Engine,
     device: &'a Recorded<Arc<Sim>>,
     /// True if an open scope of a private pool counts as a capture in the recording's version of PyTorch.
-    /// Then the replay opens one for each request whose private pool the recording contains.
     routing_is_capture: bool,
     lanes: LaneWork,
     builder: Builder,
     /// The live blocks, by recorded address.
     live: HashMap<u64, Allocation>,
-    /// The private pools that were created.
+    /// The private pools that were created and have users.
     pools: HashSet<PoolId>,
+    /// A block whose free completed at once, or only when the next request waited for events. It is freed
+    /// with that request.
+    unfinished: Option<Allocation>,
     /// The engine's events during the current operation.
     seen: Vec<Event>,
     /// Whether the replay needs addresses that the recording does not have, because decisions diverged.
@@ -228,24 +239,36 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Replays one group of events.
-    fn step(&mut self, at: usize, group: Group<'_>) -> Result<(), ReplayError> {
+    /// Replays one group of events, before the group `next`.
+    fn step(
+        &mut self,
+        at: usize,
+        group: Group<'_>,
+        next: Option<Group<'_>>,
+    ) -> Result<(), ReplayError> {
         match group {
-            Group::Free { requested, at_once } => self.free(at, requested, at_once),
+            Group::Free { requested, at_once } => self.free(at, requested, at_once, next),
             Group::Request { events, completions, request } => {
                 let (completed, segments) = events.split_at(completions);
                 self.builder.segments(at + completions, segments);
                 let pool =
                     request.map_or(PoolId::DEFAULT, |event| self.builder.routing.pool_of(event));
                 self.add_pool(pool)?;
-                let waits = request.filter(|_| completions > 0 && segments.len() > 1);
+                self.release_pools(segments, pool)?;
+                let waits = completions > 0 || self.unfinished.is_some();
+                let waits = request.filter(|event| {
+                    waits && group.may_have_waited() && !self.is_captured(event, segments)
+                });
                 let before = waits.map(|event| self.engine.predict(pool, asked_by(event)));
+                if let Some(allocation) = self.unfinished.take() {
+                    self.engine.free(allocation)?;
+                    self.take_seen();
+                }
                 self.complete(at, completed)?;
-                let is_retry =
-                    request.is_some_and(|event| self.is_retry(before, segments, pool, event));
+                let is_retry = request.is_some_and(|event| self.is_retry(before, pool, event));
                 let mut rest = segments;
                 while !is_retry && self.is_explicit(rest, pool, request) {
-                    let taken = self.empty_cache(at, rest)?;
+                    let taken = self.release_explicitly(at, rest)?;
                     rest = &rest[taken..];
                 }
                 match request {
@@ -259,18 +282,28 @@ impl Verifier<'_> {
         }
     }
 
-    fn free(&mut self, at: usize, event: &TraceEvent, at_once: bool) -> Result<(), ReplayError> {
+    fn free(
+        &mut self,
+        at: usize,
+        event: &TraceEvent,
+        at_once: bool,
+        next: Option<Group<'_>>,
+    ) -> Result<(), ReplayError> {
         self.builder.free(at, event, at_once);
         let Some(allocation) = self.live.remove(&event.address) else {
             self.differ(at, || format!("{:#x} was freed and is not live", event.address));
             self.result.address_mismatches += 1;
             return Ok(());
         };
+        self.result.run.frees += 1;
         match at_once {
+            true if next.is_some_and(|next| next.may_have_waited()) => {
+                self.unfinished = Some(allocation);
+                return Ok(());
+            }
             true => self.engine.free(allocation)?,
             false => self.free_in_use(allocation, self.builder.lanes.lane(at), event.address)?,
         }
-        self.result.run.frees += 1;
         self.take_seen();
         Ok(())
     }
@@ -287,59 +320,12 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Returns true if the recorded request found no memory, waited for events and then retried. Before the
-    /// completions no free block fitted and no segment could be allocated (`before`). After them a free
-    /// block fits and no work is pending, and yet the recording releases segments and allocates one.
-    fn is_retry(
-        &self,
-        before: Option<Prediction>,
-        segments: &[TraceEvent],
-        pool: PoolId,
-        request: &TraceEvent,
-    ) -> bool {
-        let [first, .., last] = segments else {
-            return false;
-        };
-        before == Some(Prediction::Limit(None))
-            && self.lanes.pending() == 0
-            && first.reserved_change() < 0
-            && last.reserved_change() > 0
-            && matches!(self.engine.predict(pool, asked_by(request)), Prediction::Hit(_))
-    }
-
-    /// Returns true if an explicit call of `empty_cache` caused the releases at the start of `rest`.
-    fn is_explicit(&self, rest: &[TraceEvent], pool: PoolId, request: Option<&TraceEvent>) -> bool {
-        let Some(first) = rest.first().filter(|event| event.reserved_change() < 0) else {
-            return false;
-        };
-        first.empty_cache
-            || request.is_none_or(|request| {
-                match self.engine.predict(pool, asked_by(request)) {
-                    Prediction::Collect(own) => is_beyond(rest, &own),
-                    // If the limit forbids the segment, the engine first releases an oversize block, if it
-                    // has one. If another segment was released, an explicit call caused that.
-                    Prediction::Limit(oversize) => oversize.is_some_and(|own| own != first.address),
-                    Prediction::Hit(_) | Prediction::Grow | Prediction::Refuse => true,
-                }
-            })
-    }
-
-    /// Creates a private pool when a request first uses it.
-    fn add_pool(&mut self, pool: PoolId) -> Result<(), ReplayError> {
-        if pool == PoolId::DEFAULT || !self.pools.insert(pool) {
-            return Ok(());
-        }
-        let pools: &dyn PrivatePools = self.engine;
-        let made = pools.create_pool(pool, PoolOptions::default());
-        made.map_err(|error| ReplayError::Alloc(error.into()))
-    }
-
     /// Returns the engine's result for a recorded request. If a request to a private pool allocated no
     /// segment, and best fit would not choose its recorded address, the program had restored a checkpoint
     /// of the pool. The block is then placed at the recorded address, if it is free there.
     fn answer(
         &self,
-        grew: bool,
+        segments: &[TraceEvent],
         pool: PoolId,
         event: &TraceEvent,
     ) -> Result<Allocation, AllocError> {
@@ -349,10 +335,11 @@ impl Verifier<'_> {
         }
         let pools: &dyn PrivatePools = self.engine;
         let scope = || PoolScope::open(pools, pool, ScopeFilter::this_thread());
-        let _scope = match self.routing_is_capture && event.named_pool().is_some() {
+        let _scope = match self.is_captured(event, segments) {
             true => Some(scope().map_err(AllocError::from)?),
             false => None,
         };
+        let grew = !segments.is_empty();
         let explained =
             grew || self.engine.predict(pool, request) == Prediction::Hit(event.address);
         if !explained && event.action == Action::Alloc {
@@ -364,10 +351,21 @@ impl Verifier<'_> {
         self.engine.allocate(request.in_pool(pool))
     }
 
-    /// Replays an explicit call of `empty_cache`. Returns how many of the recorded events belong to it.
-    fn empty_cache(&mut self, at: usize, rest: &[TraceEvent]) -> Result<usize, ReplayError> {
-        self.builder.empty_cache();
-        self.engine.empty_cache()?;
+    /// Replays an explicit call of `empty_cache`. If the first release is that of a private pool, the pool
+    /// ended instead, which releases its memory alone. Returns how many of the recorded events belong to it.
+    fn release_explicitly(&mut self, at: usize, rest: &[TraceEvent]) -> Result<usize, ReplayError> {
+        let pools: &dyn PrivatePools = self.engine;
+        let first = rest.first().filter(|event| !event.empty_cache);
+        let ended = first.and_then(private_pool);
+        match ended.filter(|pool| pools.pool_users(*pool) == Some(0)) {
+            Some(pool) => {
+                pools.empty_pool(pool).map_err(|error| ReplayError::Alloc(error.into()))?;
+            }
+            None => {
+                self.builder.empty_cache();
+                self.engine.empty_cache()?;
+            }
+        }
         let seen = self.take_seen();
         // If the call released nothing, all remaining events count as differing, so that the caller's
         // loop ends.
@@ -399,11 +397,9 @@ impl Verifier<'_> {
         self.builder.request(event);
         let is_small = PoolKind::of(event.size_bytes) == PoolKind::Small;
         self.device.interceptor().set_heap(Some(heap_of(event, is_small)));
-        let retried =
-            is_retry.then(|| self.engine.allocate_by_retry(pool, asked_by(event))).flatten();
-        let answer = match retried {
-            Some(allocation) => Ok(allocation),
-            None => self.answer(!rest.is_empty(), pool, event),
+        let answer = match is_retry {
+            true => self.engine.allocate_by_retry(pool, asked_by(event)),
+            false => self.answer(rest, pool, event),
         };
         let mut seen = self.take_seen();
         let last = seen.pop();
@@ -463,23 +459,19 @@ impl Verifier<'_> {
         std::mem::take(&mut self.seen)
     }
 
-    /// Compares events. The order of adjacent `FreeCompleted` events is ignored, because an allocator that
-    /// waits for all events visits the streams in the order of a hash table.
+    /// Compares events, some of them in any order (`in_any_order`).
     fn compare(&mut self, at: usize, what: &str, seen: &[Event], recorded: &[TraceEvent]) {
-        let ours = seen.iter().map(|e| (e.action, e.address, e.size_bytes, e.stream));
-        let theirs = recorded.iter().map(|e| (e.action, e.address, e.size_bytes, e.stream));
-        let sorted = |events: &mut Vec<(Action, u64, u64, StreamId)>| {
-            let is_run = |a: &(Action, _, _, _), b: &(Action, _, _, _)| {
-                a.0 == Action::FreeCompleted && b.0 == Action::FreeCompleted
-            };
-            for run in events.chunk_by_mut(is_run) {
-                run.sort_unstable_by_key(|event| event.1);
-            }
-        };
-        let (mut ours, mut theirs): (Vec<_>, Vec<_>) = (ours.collect(), theirs.collect());
-        sorted(&mut ours);
-        sorted(&mut theirs);
-        let equal = ours.iter().zip(&theirs).filter(|(a, b)| a == b).count();
+        let names_pools = recorded.iter().any(|event| event.names_pool);
+        let ours = seen.iter().map(|e| {
+            let pool = if names_pools { e.pool } else { PoolId::DEFAULT };
+            (pool, (e.action, e.address, e.size_bytes, e.stream))
+        });
+        let theirs = recorded.iter().map(|e| {
+            let pool = e.named_pool().unwrap_or_default();
+            (pool, (e.action, e.address, e.size_bytes, e.stream))
+        });
+        let (ours, theirs) = (in_any_order(ours.collect()), in_any_order(theirs.collect()));
+        let equal = ours.iter().zip(&theirs).filter(|(a, b)| a.1 == b.1).count();
         let differing = seen.len().max(recorded.len()) - equal;
         if differing > 0 {
             self.result.segment_mismatches += differing as u64;
@@ -538,16 +530,23 @@ fn asked_by(event: &TraceEvent) -> Request {
     Request::new(event.size_bytes, event.stream)
 }
 
-/// Returns true if the releases at the start of `rest` are as many as there are free segments in the
-/// default pool, and differ from those that the garbage collector would make, or begin with.
-fn is_beyond(rest: &[TraceEvent], collection: &Collection) -> bool {
-    let releases = rest.iter().take_while(|event| event.action == Action::SegmentFree);
-    let addresses: Vec<u64> = releases.map(|event| event.address).collect();
-    let is_own = match collection.suffices {
-        true => addresses == collection.addresses,
-        false => addresses.starts_with(&collection.addresses),
+/// Action, address, size and stream of an event, and its pool.
+type InPool = (PoolId, (Action, u64, u64, StreamId));
+
+/// Sorts adjacent events whose order PyTorch takes from a hash table: `FreeCompleted` events of one wait,
+/// which visits the streams, and the private pools of a release. Within a pool the order is kept.
+fn in_any_order(mut events: Vec<InPool>) -> Vec<InPool> {
+    let is_completion = |(_, (action, ..)): &InPool| *action == Action::FreeCompleted;
+    let is_private_release = |(pool, (action, ..)): &InPool| {
+        *pool != PoolId::DEFAULT && matches!(action, Action::SegmentFree | Action::SegmentUnmap)
     };
-    addresses.len() == collection.idle_segments && !is_own
+    for run in events.chunk_by_mut(|a, b| is_completion(a) && is_completion(b)) {
+        run.sort_unstable_by_key(|(_, (_, address, ..))| *address);
+    }
+    for run in events.chunk_by_mut(|a, b| is_private_release(a) && is_private_release(b)) {
+        run.sort_by_key(|(pool, _)| *pool);
+    }
+    events
 }
 
 /// Returns the layout with the requested sizes of free blocks set to 0.

@@ -114,6 +114,20 @@ pub(super) enum Group<'a> {
     },
 }
 
+impl Group<'_> {
+    /// Returns true for a request that failed, or that released memory and then allocated a segment: it may
+    /// have waited for events.
+    pub(super) fn may_have_waited(&self) -> bool {
+        let Self::Request { events, completions, request: Some(request) } = self else {
+            return false;
+        };
+        let changes = |event: Option<&TraceEvent>| event.map_or(0, TraceEvent::reserved_change);
+        let segments = &events[*completions..];
+        request.action == Action::OutOfMemory
+            || changes(segments.first()) < 0 && changes(segments.last()) > 0
+    }
+}
+
 /// Returns true if the freed block becomes free immediately, which the next event shows.
 fn is_at_once(free: &TraceEvent, next: Option<&TraceEvent>) -> bool {
     next.is_some_and(|e| e.action == Action::FreeCompleted && e.address == free.address)
@@ -242,14 +256,15 @@ impl Workload {
 }
 
 /// Returns true if an explicit `empty_cache`, not the request that follows, caused the segment releases at
-/// the start of an operation's events.
+/// the start of an operation's events. The end of a private pool releases the pool's memory alone.
 fn is_explicit(segments: &[TraceEvent], request: Option<&TraceEvent>) -> bool {
     let Some(first) = segments.first().filter(|event| event.reserved_change() < 0) else {
         return false;
     };
     let grew = segments.iter().any(|event| event.reserved_change() > 0);
     let failed = request.is_some_and(|e| e.action == Action::OutOfMemory);
-    first.empty_cache || !(grew || failed)
+    let ends_pool = first.named_pool().is_some_and(|pool| pool != PoolId::DEFAULT);
+    first.empty_cache || !(grew || failed || ends_pool)
 }
 
 /// Collects operations and numbers the blocks.
