@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::size::limit_of_fraction;
+use crate::size::{FractionRounding, limit_of_fraction};
 
 /// The value that means no limit.
 const NONE: u64 = u64::MAX;
@@ -40,8 +40,8 @@ impl Limit {
     }
 
     /// Sets the limit to a fraction in [0, 1] of a device. 1 removes the limit.
-    pub(crate) fn set_fraction(&self, fraction: f64, total_bytes: u64) {
-        self.set(limit_of_fraction(fraction, total_bytes));
+    pub(crate) fn set_fraction(&self, fraction: f64, total_bytes: u64, rounding: FractionRounding) {
+        self.set(limit_of_fraction(fraction, total_bytes, rounding));
     }
 
     /// Returns the bytes that can still be charged.

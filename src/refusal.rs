@@ -4,7 +4,7 @@
 use crate::allocator::Request;
 use crate::driver::MemoryInfo;
 use crate::error::{AllocError, DriverError, FreeRanges, OutOfMemory};
-use crate::size::{PoolKind, human_bytes};
+use crate::size::PoolKind;
 use crate::stats::Statistics;
 
 /// The reason why a request got no memory.
@@ -32,7 +32,7 @@ impl Refusal {
             Self::Limit => report.hints.push(format!(
                 "the limit of {} refused the request before {callee} was called: raise the memory \
                  fraction.",
-                human_bytes(report.limit_bytes.unwrap_or_default())
+                report.bytes_in_reason()(report.limit_bytes.unwrap_or_default())
             )),
         }
     }

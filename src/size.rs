@@ -99,39 +99,60 @@ pub(crate) const fn align_down(bytes: u64, to: u64) -> u64 {
     bytes - bytes % to
 }
 
-/// Returns `fraction` of `bytes`, truncated to a whole byte. `fraction` is not negative.
+/// How a fraction of a number of bytes becomes a whole number of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FractionRounding {
+    /// To the nearest byte, so that `n / total` of `total` bytes are `n` bytes.
+    Nearest,
+    /// Down, as in PyTorch, where `n / total` of `total` bytes may be `n - 1` bytes.
+    Truncate,
+}
+
+/// Returns `fraction` of `bytes` as a whole number of bytes. `fraction` is not negative.
 ///
-/// Source: PyTorch's `set_per_process_memory_fraction`.
+/// Source of the truncation: PyTorch's `set_per_process_memory_fraction`.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     clippy::cast_precision_loss,
-    reason = "the very arithmetic of the source: a double, cut"
+    reason = "the very arithmetic of the source, in doubles; the casts saturate"
 )]
 #[must_use]
-pub(crate) fn fraction_of(fraction: f64, bytes: u64) -> u64 {
-    (fraction * bytes as f64) as u64
+pub(crate) fn fraction_of(fraction: f64, bytes: u64, rounding: FractionRounding) -> u64 {
+    let product = fraction * bytes as f64;
+    match rounding {
+        FractionRounding::Nearest => product.round() as u64,
+        FractionRounding::Truncate => product as u64,
+    }
 }
 
-/// Returns the limit for a fraction in [0, 1] of a device with `total_bytes`. A fraction of 1 means no
-/// limit.
+/// Returns the limit for a fraction in [0, 1] of a memory of `total_bytes`. A fraction of 1 means no
+/// limit. Every limit that a fraction sets is calculated here.
 #[must_use]
 #[doc(hidden)]
-pub fn limit_of_fraction(fraction: f64, total_bytes: u64) -> Option<u64> {
-    (fraction < 1.0).then(|| fraction_of(fraction, total_bytes))
+pub fn limit_of_fraction(
+    fraction: f64,
+    total_bytes: u64,
+    rounding: FractionRounding,
+) -> Option<u64> {
+    (fraction < 1.0).then(|| fraction_of(fraction, total_bytes, rounding))
 }
 
-/// Returns the fraction of a device with `total_bytes` that results in this limit. 1 if the limit is
-/// not below `total_bytes`.
-#[expect(clippy::cast_precision_loss, reason = "devices have far less than 2^52 bytes")]
+/// Returns the fraction of a memory of `total_bytes` for which [`limit_of_fraction`] returns this limit,
+/// with either rounding. 1 if the limit is not below `total_bytes`.
+#[expect(clippy::cast_precision_loss, reason = "devices have far less than 2^50 bytes")]
+#[must_use]
 #[doc(hidden)]
 pub fn fraction_of_limit(limit_bytes: u64, total_bytes: u64) -> f64 {
     if limit_bytes >= total_bytes {
         return 1.0;
     }
-    // `limit_of_fraction` truncates its product. The half byte prevents a result that is one byte too
-    // small.
-    (limit_bytes as f64 + 0.5) / total_bytes as f64
+    let fraction = limit_bytes as f64 / total_bytes as f64;
+    if fraction_of(fraction, total_bytes, FractionRounding::Truncate) == limit_bytes {
+        return fraction;
+    }
+    // The product is slightly too small to be truncated. A quarter of a byte more changes neither result.
+    (limit_bytes as f64 + 0.25) / total_bytes as f64
 }
 
 /// `roundup_power2_divisions`: the number of equal steps into which each power-of-two interval is
@@ -245,6 +266,22 @@ pub fn human_bytes(bytes: u64) -> String {
     }
 }
 
+/// Formats `bytes` like [`human_bytes`], with the number of bytes behind it.
+#[must_use]
+pub(crate) fn exact_bytes(bytes: u64) -> String {
+    match bytes {
+        0..=KIB => human_bytes(bytes),
+        _ => format!("{} ({bytes} bytes)", human_bytes(bytes)),
+    }
+}
+
+/// Returns the function that formats sizes in a message which compares `left` with `right`:
+/// [`human_bytes`], or [`exact_bytes`] if the rounded texts would show no difference.
+#[must_use]
+pub(crate) fn bytes_that_compare(left: u64, right: u64) -> fn(u64) -> String {
+    if left != right && human_bytes(left) == human_bytes(right) { exact_bytes } else { human_bytes }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -263,24 +300,60 @@ mod tests {
     }
 
     #[test]
-    fn fractions_are_cut_and_all_is_no_limit() {
-        assert_eq!(fraction_of(0.1, 999), 99);
-        assert_eq!(fraction_of(2.0, u64::MAX), u64::MAX);
-        assert_eq!(limit_of_fraction(0.0, GIB), Some(0));
-        assert_eq!(limit_of_fraction(0.5, GIB + 1), Some(GIB / 2));
-        assert_eq!(limit_of_fraction(1.0, GIB), None);
+    fn fractions_are_rounded_or_truncated_and_all_is_no_limit() {
+        use FractionRounding::{Nearest, Truncate};
+        assert_eq!([Nearest, Truncate].map(|rounding| fraction_of(0.1, 999, rounding)), [100, 99]);
+        for rounding in [Nearest, Truncate] {
+            assert_eq!(fraction_of(2.0, u64::MAX, rounding), u64::MAX);
+            assert_eq!(limit_of_fraction(0.0, GIB, rounding), Some(0));
+            assert_eq!(limit_of_fraction(0.5, GIB, rounding), Some(GIB / 2));
+            assert_eq!(limit_of_fraction(1.0, GIB, rounding), None);
+        }
+    }
+
+    #[test]
+    #[expect(clippy::cast_precision_loss, reason = "the usual way to calculate a fraction")]
+    fn bytes_divided_by_the_total_are_a_limit_of_these_bytes() {
+        let totals = [GIB, 16_945_512_448, 150_109_880_320, 540_000_000_123, 1 << 45];
+        let limits = || (0..2000u64).map(|i| i * 2 * MIB).chain((1..2000).map(|i| i * 7_654_321));
+        let mut truncated = 0;
+        for total_bytes in totals {
+            for limit_bytes in limits().filter(|bytes| *bytes < total_bytes) {
+                let fraction = limit_bytes as f64 / total_bytes as f64;
+                let limit = |rounding| limit_of_fraction(fraction, total_bytes, rounding);
+                assert_eq!(limit(FractionRounding::Nearest), Some(limit_bytes));
+                truncated += u64::from(limit(FractionRounding::Truncate) != Some(limit_bytes));
+            }
+        }
+        assert!(truncated > 500, "truncation loses a byte of {truncated} limits");
     }
 
     #[test]
     fn a_limit_in_bytes_equals_that_of_its_fraction() {
-        for total_bytes in [GIB, 150_109_880_320, 1 << 45] {
-            for limit_bytes in [0, 1, 20 * MIB, 6442 * MIB + 1, total_bytes - 1] {
+        let totals = [GIB, 16_945_512_448, 150_109_880_320, 540_000_000_123, 1 << 45];
+        for total_bytes in totals {
+            let some = [0, 1, 20 * MIB, 6442 * MIB + 1, total_bytes - 1].into_iter();
+            for limit_bytes in some.chain((0..2000).map(|i| i * 7_654_321)) {
                 let limit_bytes = limit_bytes.min(total_bytes - 1);
                 let fraction = fraction_of_limit(limit_bytes, total_bytes);
-                assert_eq!(limit_of_fraction(fraction, total_bytes), Some(limit_bytes));
+                for rounding in [FractionRounding::Nearest, FractionRounding::Truncate] {
+                    let limit = limit_of_fraction(fraction, total_bytes, rounding);
+                    assert_eq!(limit, Some(limit_bytes), "of {total_bytes}, {rounding:?}");
+                }
             }
             assert_eq!(fraction_of_limit(total_bytes, total_bytes), 1.0);
         }
+    }
+
+    #[test]
+    fn sizes_that_are_compared_never_look_equal() {
+        let shown = |left, right| [left, right].map(bytes_that_compare(left, right));
+        assert_eq!(shown(340 * MIB, 341 * MIB), ["340.00 MiB", "341.00 MiB"]);
+        assert_eq!(
+            shown(340 * MIB, 340 * MIB - 1),
+            ["340.00 MiB (356515840 bytes)", "340.00 MiB (356515839 bytes)"]
+        );
+        assert_eq!(shown(7, 7), ["7 bytes", "7 bytes"]);
     }
 
     #[test]

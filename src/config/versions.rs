@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use crate::size::FractionRounding;
+
 /// The choice among several free blocks of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ties {
@@ -27,6 +29,8 @@ pub struct Decisions {
     /// does, requests query no events while the scope is open, and a request that finds no memory
     /// releases no free segments.
     pub routing_is_capture: bool,
+    /// The limit in bytes of a memory fraction.
+    pub limit_rounding: FractionRounding,
 }
 
 /// A version of PyTorch, from 2.1 on. Only the decisions of some versions are known. Any other version
@@ -46,14 +50,23 @@ pub struct TorchVersion {
 /// were measured with the same five versions; see issue 175015 and pull request 181830. The release of
 /// segments in that case was measured with 2.12.1 and later. 2.10 and 2.12.0 were not measured. 2.10 is
 /// assumed to decide as 2.11.
+/// The rounding of limits is that of the sources: from 2.15 on to the nearest byte, truncated before.
 const TABLE: [(&str, u8, Decisions); 6] = [
-    ("pytorch-2.10", 10, Decisions { ties: Ties::Address, routing_is_capture: true }),
-    ("pytorch-2.11", 11, Decisions { ties: Ties::Address, routing_is_capture: true }),
-    ("pytorch-2.12", 12, Decisions { ties: Ties::BlockAge, routing_is_capture: true }),
-    ("pytorch-2.13", 13, Decisions { ties: Ties::SegmentAge, routing_is_capture: false }),
-    ("pytorch-2.14", 14, Decisions { ties: Ties::SegmentAge, routing_is_capture: false }),
-    ("pytorch-2.15", 15, Decisions { ties: Ties::SegmentAge, routing_is_capture: false }),
+    ("pytorch-2.10", 10, decisions(Ties::Address, true, FractionRounding::Truncate)),
+    ("pytorch-2.11", 11, decisions(Ties::Address, true, FractionRounding::Truncate)),
+    ("pytorch-2.12", 12, decisions(Ties::BlockAge, true, FractionRounding::Truncate)),
+    ("pytorch-2.13", 13, decisions(Ties::SegmentAge, false, FractionRounding::Truncate)),
+    ("pytorch-2.14", 14, decisions(Ties::SegmentAge, false, FractionRounding::Truncate)),
+    ("pytorch-2.15", 15, decisions(Ties::SegmentAge, false, FractionRounding::Nearest)),
 ];
+
+const fn decisions(
+    ties: Ties,
+    routing_is_capture: bool,
+    limit_rounding: FractionRounding,
+) -> Decisions {
+    Decisions { ties, routing_is_capture, limit_rounding }
+}
 
 /// The values of the key `compat`, as the description of its range.
 pub(super) const COMPAT_VALUES: &str = "default, pytorch, or pytorch-2.10 to pytorch-2.15";
@@ -176,10 +189,16 @@ impl Compat {
     #[must_use]
     pub fn decisions(self) -> Decisions {
         match self {
-            Self::Default => Decisions { ties: Ties::Address, routing_is_capture: false },
+            Self::Default => decisions(Ties::Address, false, FractionRounding::Nearest),
             Self::PyTorch => TorchVersion::V2_11.decisions(),
             Self::Version(version) => version.decisions(),
         }
+    }
+
+    /// Returns how fractions other than that of the limit become bytes. Every version of PyTorch truncates
+    /// them.
+    pub(crate) fn rounding(self) -> FractionRounding {
+        if self.is_pytorch() { FractionRounding::Truncate } else { FractionRounding::Nearest }
     }
 
     /// Returns the value of the key `compat`.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::DriverError;
 use crate::ids::{DeviceId, PoolId, StreamId};
-use crate::size::human_bytes;
+use crate::size::{bytes_that_compare, exact_bytes, human_bytes};
 
 /// The report of a failed request: all numbers that explain it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -136,12 +136,33 @@ impl OutOfMemory {
         let (requested_bytes, rounded_bytes, segment_bytes) = (bytes, bytes, bytes);
         Self { stream, requested_bytes, rounded_bytes, segment_bytes, ..Self::default() }
     }
+
+    /// Returns the size that the driver would have had to allocate, or the requested size if it is larger.
+    fn tried_bytes(&self) -> u64 {
+        self.segment_bytes.max(self.requested_bytes)
+    }
+
+    /// Returns the function that formats the sizes which are compared with the limit and with the free
+    /// memory, so that no two sizes which differ are shown with the same text.
+    pub(crate) fn bytes_in_reason(&self) -> fn(u64) -> String {
+        let tried = self.tried_bytes();
+        let after = |held_bytes: u64| held_bytes.saturating_add(tried);
+        let held = [self.reserved_bytes, self.allocated_bytes].map(after);
+        let pairs = held.map(|after| (Some(after), self.limit_bytes));
+        let is_hidden =
+            pairs.into_iter().chain([(Some(tried), self.device_free_bytes)]).any(|pair| {
+                let (Some(left), Some(right)) = pair else { return false };
+                bytes_that_compare(left, right)(left) != human_bytes(left)
+            });
+        if is_hidden { exact_bytes } else { human_bytes }
+    }
 }
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let h = human_bytes;
+        let (h, compared) = (human_bytes, self.bytes_in_reason());
         if let Some(total) = self.device_total_bytes.filter(|total| self.requested_bytes > *total) {
+            let h = bytes_that_compare(self.requested_bytes, total);
             let (asked, all) = (h(self.requested_bytes), h(total));
             writeln!(f, "out of memory on device {}: tried to allocate {asked}.", self.device)?;
             let why = "no setting makes room for this request";
@@ -150,9 +171,9 @@ impl fmt::Display for OutOfMemory {
         write!(f, "out of memory on device {}", self.device)?;
         // A report that was created from a driver error alone has no request.
         if self.requested_bytes > 0 {
-            let tried = self.segment_bytes.max(self.requested_bytes);
+            let tried = compared(self.tried_bytes());
             let asked = h(self.requested_bytes);
-            write!(f, ": tried to allocate {} for a request of {asked}", h(tried))?;
+            write!(f, ": tried to allocate {tried} for a request of {asked}")?;
             if self.rounded_bytes > 0 {
                 write!(f, " ({} rounded)", h(self.rounded_bytes))?;
             }
@@ -160,11 +181,12 @@ impl fmt::Display for OutOfMemory {
         }
         writeln!(f, ".")?;
         if let (Some(free), Some(total)) = (self.device_free_bytes, self.device_total_bytes) {
-            writeln!(f, "The device has {} in total, of which {} is free.", h(total), h(free))?;
+            let free = compared(free);
+            writeln!(f, "The device has {} in total, of which {free} is free.", h(total))?;
         }
         let has_cache = self.reserved_bytes > 0;
-        let held = h(self.allocated_bytes);
-        match self.limit_bytes.map(h) {
+        let held = compared(self.allocated_bytes);
+        match self.limit_bytes.map(compared) {
             Some(limit) if has_cache || self.allocated_bytes == 0 => {
                 writeln!(f, "This allocator may reserve {limit}.")?;
             }
@@ -176,7 +198,7 @@ impl fmt::Display for OutOfMemory {
                 f,
                 "It holds {}: {held} allocated, {} cached in large and {} in small pools, {} waiting \
                  for other streams.",
-                h(self.reserved_bytes),
+                compared(self.reserved_bytes),
                 h(self.cached_large_bytes),
                 h(self.cached_small_bytes),
                 h(self.draining_bytes)

@@ -43,6 +43,7 @@ use crate::history::{Action, Event, History};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::limit::Limit;
 use crate::refusal::Refusal;
+use crate::size::FractionRounding;
 use crate::system::{
     Fill, MAPPING_MIN_BYTES, Source, SystemBlock, SystemMemory, SystemOptions, memory_info,
 };
@@ -321,7 +322,7 @@ impl Core {
 
     fn limit_to_fraction(&self, fraction: f64) -> Result<(), DriverError> {
         let total_bytes = if fraction < 1.0 { memory_info()?.total_bytes } else { 0 };
-        self.limit.set_fraction(fraction, total_bytes);
+        self.limit.set_fraction(fraction, total_bytes, FractionRounding::Nearest);
         Ok(())
     }
 

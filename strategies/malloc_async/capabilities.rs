@@ -179,7 +179,7 @@ impl Caching for MallocAsyncAllocator {
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
         FractionError::check(fraction)?;
-        self.limit.set_fraction(fraction, self.device.total_bytes);
+        self.limit_to_fraction(fraction);
         Ok(())
     }
 

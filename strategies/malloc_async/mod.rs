@@ -164,9 +164,13 @@ impl MallocAsyncAllocator {
             device,
             driver,
         };
-        let fraction = settings.per_process_memory_fraction;
-        allocator.limit.set_fraction(fraction, allocator.device.total_bytes);
+        allocator.limit_to_fraction(settings.per_process_memory_fraction);
         Ok(allocator)
+    }
+
+    fn limit_to_fraction(&self, fraction: f64) {
+        let rounding = self.settings.read().compat.rounding();
+        self.limit.set_fraction(fraction, self.device.total_bytes, rounding);
     }
 
     #[inline]

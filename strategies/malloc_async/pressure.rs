@@ -207,12 +207,13 @@ fn hints(report: &OutOfMemory, refusal: &Refusal) -> Vec<String> {
     let mut hints = Vec::new();
     let needed = report.requested_bytes;
     if let (Refusal::Limit, Some(limit)) = (refusal, report.limit_bytes) {
-        let free = report.device_free_bytes.map_or(String::new(), |free| {
-            format!(", the device still has {} free", human_bytes(free))
-        });
+        let h = report.bytes_in_reason();
+        let free = report
+            .device_free_bytes
+            .map_or(String::new(), |free| format!(", the device still has {} free", h(free)));
         hints.push(format!(
             "the limit of {} refused the request{free}: raise the memory fraction.",
-            human_bytes(limit)
+            h(limit)
         ));
     }
     if report.cached_large_bytes >= needed && matches!(refusal, Refusal::Driver(_)) {

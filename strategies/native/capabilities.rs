@@ -11,7 +11,7 @@ use crate::diagnostics;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError};
 use crate::history::SegmentLayout;
 use crate::ids::{PoolId, StreamId};
-use crate::size::{PoolKind, limit_of_fraction};
+use crate::size::PoolKind;
 use crate::stats::{ALL, CounterIndex, Usage};
 
 impl DeviceAllocator for Engine {
@@ -136,7 +136,9 @@ impl Caching for Engine {
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
         FractionError::check(fraction)?;
-        self.set_limit_bytes(limit_of_fraction(fraction, self.device.total_bytes));
+        let mut growth = self.growth.lock();
+        growth.limit_to_fraction(fraction);
+        self.apply_policy_to_heaps(&growth);
         Ok(())
     }
 

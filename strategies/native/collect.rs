@@ -19,7 +19,8 @@ impl Growth {
     pub(super) fn collectable_bytes(&self) -> u64 {
         let threshold = self.settings.garbage_collection_threshold;
         let (Some(limit), Some(threshold)) = (self.limit_bytes, threshold) else { return 0 };
-        self.reserved_bytes().saturating_sub(fraction_of(threshold, limit))
+        let collected_from = fraction_of(threshold, limit, self.settings.compat.rounding());
+        self.reserved_bytes().saturating_sub(collected_from)
     }
 }
 

@@ -100,8 +100,8 @@ pub(super) enum Refusal {
 
 impl Growth {
     pub(super) fn new(settings: Settings, device_total_bytes: u64) -> Self {
-        let fraction = settings.per_process_memory_fraction;
-        let limit_bytes = limit_of_fraction(fraction, device_total_bytes);
+        let limit_bytes =
+            limit_of(settings.per_process_memory_fraction, device_total_bytes, &settings);
         let max_split_size =
             settings.max_split_bytes.map_or(-1, |bytes| i64::try_from(bytes).unwrap_or(-1));
         Self {
@@ -138,6 +138,11 @@ impl Growth {
     }
 
     /// Returns the policy by which heaps of this pool serve hits.
+    /// Sets the limit to a fraction in [0, 1] of the device. 1 removes it.
+    pub(super) fn limit_to_fraction(&mut self, fraction: f64) {
+        self.limit_bytes = limit_of(fraction, self.device_total_bytes, &self.settings);
+    }
+
     pub(super) fn policy_of(&self, pool: PoolId) -> HitPolicy {
         let hit = HitPolicy::new(&self.settings, self.limit_bytes.is_some());
         let own = self.pools.options_of(pool).map_or(hit, |options| hit.in_pool(options));
@@ -157,9 +162,11 @@ impl Growth {
         if self.limit_bytes.is_some_and(|limit| after > limit) {
             return Some(Refusal::Limit);
         }
-        let Settings { throw_on_device_oom, per_process_memory_fraction, .. } = self.settings;
+        let Settings { throw_on_device_oom, per_process_memory_fraction, compat, .. } =
+            self.settings;
+        let total_bytes = self.device_total_bytes;
         let forbidden = throw_on_device_oom
-            && after > fraction_of(per_process_memory_fraction, self.device_total_bytes);
+            && after > fraction_of(per_process_memory_fraction, total_bytes, compat.rounding());
         forbidden.then_some(Refusal::Forbidden)
     }
 
@@ -175,7 +182,7 @@ impl Growth {
             Some((name, reserve)) => (Some(*reserve), Some(name.as_str())),
             None => (self.settings.expandable_reserve, None),
         };
-        (reserve_bytes(configured, self.device_total_bytes), name)
+        (reserve_bytes(configured, self.device_total_bytes, self.settings.compat.rounding()), name)
     }
 
     pub(super) fn segment_added(&mut self, pool: PoolId, kind: PoolKind, size_bytes: u64) {
@@ -232,6 +239,10 @@ impl Growth {
 }
 
 impl Engine {
+fn limit_of(fraction: f64, device_total_bytes: u64, settings: &Settings) -> Option<u64> {
+    limit_of_fraction(fraction, device_total_bytes, settings.compat.decisions().limit_rounding)
+}
+
     /// Allocates a fixed segment or maps pages, and serves the request from them. The inner error is the
     /// reason why there is no memory. The outer error is any other failure.
     pub(super) fn grow(

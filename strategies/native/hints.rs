@@ -10,7 +10,7 @@ use crate::heap::{BlockState, Heap};
 use crate::ids::PoolId;
 use crate::size::{
     MIB, MIN_BLOCK_BYTES, OWN_SEGMENT_MIN_BYTES, PoolKind, RoundupDivisions, SMALL_SEGMENT_BYTES,
-    align_down, align_up, human_bytes, segment_bytes,
+    align_down, align_up, bytes_that_compare, human_bytes, segment_bytes,
 };
 
 /// Figures of the heaps that explain the failure.
@@ -179,19 +179,19 @@ impl Why<'_> {
         };
         Some(format!(
             "an expandable segment {of}reserves {}, and a request cannot span two: raise {key}.",
-            human_bytes(*reserve_bytes)
+            bytes_that_compare(self.report.rounded_bytes, *reserve_bytes)(*reserve_bytes)
         ))
     }
 
     fn limit(&self) -> Option<String> {
         let (limit, free) = (self.report.limit_bytes?, self.report.device_free_bytes?);
-        let segment = self.report.segment_bytes;
+        let (segment, h) = (self.report.segment_bytes, self.report.bytes_in_reason());
         (free >= segment && self.report.reserved_bytes + segment > limit).then(|| {
             format!(
                 "the limit of {} refused the request, the device still has {} free: raise the \
                  memory fraction.",
-                human_bytes(limit),
-                human_bytes(free)
+                h(limit),
+                h(free)
             )
         })
     }
@@ -209,8 +209,8 @@ impl Why<'_> {
             format!(
                 "{} are free, enough for the request, but a segment that requests share has {}: \
                  large_segment_size_mb:{mib} is smaller and may be enough.",
-                human_bytes(room),
-                human_bytes(report.segment_bytes)
+                h(room),
+                h(report.segment_bytes)
             )
         })
     }
@@ -223,6 +223,7 @@ impl Why<'_> {
                 "a block that fits became free while other streams were waited for, and compat:pytorch \
                  does not search again"
             } else {
+        let h = bytes_that_compare(room, report.segment_bytes);
                 "a block that fits became free in the meantime"
             };
             return Some(format!("{why}: the same request would succeed now."));

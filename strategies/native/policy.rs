@@ -4,7 +4,7 @@
 use crate::allocator::PoolOptions;
 use crate::config::{Reserve, Settings, Ties};
 use crate::heap::{FitRules, TieRule};
-use crate::size::{PoolKind, RoundupDivisions, TIB, fraction_of, segment_bytes};
+use crate::size::{FractionRounding, PoolKind, RoundupDivisions, TIB, fraction_of, segment_bytes};
 
 /// The settings that a hit needs. Each heap has a copy under its own lock.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,13 +79,17 @@ impl HitPolicy {
 /// or the configured value if that is less.
 ///
 /// Source: PyTorch's `expandable_segments_reserve`.
-pub(super) fn reserve_bytes(configured: Option<Reserve>, device_total_bytes: u64) -> u64 {
+pub(super) fn reserve_bytes(
+    configured: Option<Reserve>,
+    device_total_bytes: u64,
+    rounding: FractionRounding,
+) -> u64 {
     // 64 TiB is half of a process's address space, and more than any device needs.
     let most = device_total_bytes.saturating_add(device_total_bytes / 8).min(64 * TIB);
     match configured {
         None => most,
         Some(Reserve::Bytes(bytes)) => bytes.min(most),
-        Some(Reserve::Fraction(part)) => fraction_of(part, device_total_bytes).min(most),
+        Some(Reserve::Fraction(part)) => fraction_of(part, device_total_bytes, rounding).min(most),
     }
 }
 

@@ -53,7 +53,7 @@ use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::limit::Limit;
 use crate::live_blocks::BlockName;
 use crate::refusal::Refusal;
-use crate::size::{MIB, align_up};
+use crate::size::{FractionRounding, MIB, align_up};
 use crate::system::memory_info;
 use crate::tracepoints;
 
@@ -158,7 +158,7 @@ impl Core {
     /// process.
     fn limit_to_fraction(&self, fraction: f64) -> Result<(), DriverError> {
         let total_bytes = if fraction < 1.0 { memory_info()?.total_bytes } else { 0 };
-        self.limit.set_fraction(fraction, total_bytes);
+        self.limit.set_fraction(fraction, total_bytes, FractionRounding::Nearest);
         Ok(())
     }
 

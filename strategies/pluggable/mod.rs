@@ -41,7 +41,7 @@ use crate::history::{Action, Event, History};
 use crate::ids::{DeviceId, OwnerId, PoolId, StreamId};
 use crate::limit::Limit;
 use crate::live_blocks::{BlockName, Live};
-use crate::size::align_up;
+use crate::size::{FractionRounding, align_up};
 use crate::tracepoints;
 
 use pools::Pools;
@@ -120,7 +120,7 @@ impl PluggableAllocator {
     }
 
     fn limit_to_fraction(&self, fraction: f64) {
-        self.limit.set_fraction(fraction, self.device.total_bytes);
+        self.limit.set_fraction(fraction, self.device.total_bytes, FractionRounding::Nearest);
         if let Some(set_fraction) = &self.callbacks.memory_fraction {
             set_fraction(fraction, self.device.device);
         }

@@ -93,7 +93,7 @@ impl PluggableAllocator {
             (Refusal::Limit, Some(limit)) => hints.push(format!(
                 "the limit of {} refused the request before the user's function was called: raise \
                  the memory fraction.",
-                human_bytes(limit)
+                report.bytes_in_reason()(limit)
             )),
             _ => hints.push(format!(
                 "the user's function of backend:{} returned null for {} bytes.",

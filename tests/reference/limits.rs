@@ -28,18 +28,21 @@ fn absurd_requests_fail_with_their_numbers_and_leave_the_device_working() {
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     clippy::cast_precision_loss,
-    reason = "the limit is a product of doubles, cut to whole bytes"
+    reason = "the limit is a product of doubles, rounded or truncated to whole bytes"
 )]
 fn the_limit_that_a_fraction_sets_is_read_back() {
-    let fixture = Fixture::new(H200_BYTES, "");
-    assert_eq!(fixture.caching().limit_bytes(), None);
-    for fraction in [0.0, 0.123, 0.5, 0.877_3] {
-        fixture.caching().set_memory_fraction(fraction).unwrap();
-        let expected = (fraction * H200_BYTES as f64) as u64;
-        assert_eq!(fixture.caching().limit_bytes(), Some(expected));
+    for (conf, truncates) in [("", false), ("compat:pytorch", true)] {
+        let fixture = Fixture::new(H200_BYTES, conf);
+        assert_eq!(fixture.caching().limit_bytes(), None);
+        for fraction in [0.0, 0.123, 0.5, 0.877_3] {
+            fixture.caching().set_memory_fraction(fraction).unwrap();
+            let product = fraction * H200_BYTES as f64;
+            let expected = if truncates { product as u64 } else { product.round() as u64 };
+            assert_eq!(fixture.caching().limit_bytes(), Some(expected));
+        }
+        fixture.caching().set_memory_fraction(1.0).unwrap();
+        assert_eq!(fixture.caching().limit_bytes(), None);
     }
-    fixture.caching().set_memory_fraction(1.0).unwrap();
-    assert_eq!(fixture.caching().limit_bytes(), None);
 }
 
 // As in PyTorch, the configured fraction applies from the start, and a fraction of 0 allows no memory.

@@ -9,7 +9,7 @@ use super::limit::{Failures, infer};
 use crate::replay::{self, MadeHere, Start, Trace, Verification, Workload};
 use stratalloc::config::Config;
 use stratalloc::history::SegmentLayout;
-use stratalloc::size::{fraction_of_limit, human_bytes, limit_of_fraction};
+use stratalloc::size::{FractionRounding, fraction_of_limit, human_bytes, limit_of_fraction};
 use stratalloc_sim::SimOptions;
 
 /// The memory for replays, if the caller sets it.
@@ -143,14 +143,14 @@ impl Recording {
         };
         let total_bytes = total_bytes(&memory);
         let mut figures = Figures::of(&trace);
-        let mut limit = memory.limit();
+        let own = config.as_ref().map(|config| trace.as_recorded(config.clone()));
+        let mut limit = memory.limit(own.as_ref());
         if let Some(MadeHere { limit_bytes, .. }) = made_here {
             limit = limit_bytes.map(|bytes| Limit { bytes, source: LimitSource::Recorded });
         }
         let recorded_fraction = limit.filter(|limit| limit.source == LimitSource::Recorded);
         let recorded_fraction = recorded_fraction.map(|l| fraction_of_limit(l.bytes, total_bytes));
         let fraction = memory.fraction.or(recorded_fraction);
-        let own = config.as_ref().map(|config| trace.as_recorded(config.clone()));
         let settings = own.as_ref().map(|own| own.settings().clone()).unwrap_or_default();
         let mut failures = Failures::of(&trace, &settings, &figures);
         // If other processes used the device too, it can be full below the recorded limit. Only then is
@@ -279,9 +279,13 @@ fn total_bytes(memory: &Memory) -> u64 {
 }
 
 impl Memory {
-    /// Returns the limit that the caller set.
-    pub(crate) fn limit(&self) -> Option<Limit> {
-        let part = self.fraction.and_then(|part| limit_of_fraction(part, total_bytes(self)));
+    /// Returns the limit that the caller set. `config` is the recorded configuration, if it is known.
+    pub(crate) fn limit(&self, config: Option<&Config>) -> Option<Limit> {
+        let rounding = config.map_or(FractionRounding::Nearest, |config| {
+            config.settings().compat.decisions().limit_rounding
+        });
+        let bytes = |part| limit_of_fraction(part, total_bytes(self), rounding);
+        let part = self.fraction.and_then(bytes);
         let by_fraction = part.map(|bytes| Limit { bytes, source: LimitSource::Fraction });
         let by_total =
             self.total_bytes.map(|bytes| Limit { bytes, source: LimitSource::TotalMemory });

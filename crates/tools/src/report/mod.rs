@@ -193,7 +193,7 @@ fn began_late(lives: &Lives) -> Option<String> {
 /// Returns the limit of a recording that is not replayed: the one that the caller set, or else the one
 /// that its failed requests show.
 fn limit_of(trace: &Trace, config: Option<&Config>, memory: &Memory) -> Option<Limit> {
-    memory.limit().or_else(|| match memory.fraction {
+    memory.limit(config).or_else(|| match memory.fraction {
         None => Limit::shown_by_failures(trace, config),
         Some(_) => None,
     })
