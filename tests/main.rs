@@ -20,6 +20,7 @@ mod devices;
 mod exactness;
 mod expandable;
 mod faults;
+mod fractions;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod fuzz_corpus;
 mod history;

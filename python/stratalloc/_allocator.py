@@ -68,7 +68,8 @@ class Allocator:
         self._call("empty_cache")
 
     def set_memory_fraction(self, fraction):
-        """Limits the allocator to a fraction of the device's memory. 1 removes the limit."""
+        """Limits the allocator to a fraction of the device's memory, or of this machine's with
+        ``backend:cpu`` and ``backend:pinned``. 1 removes the limit."""
         self._call("set_memory_fraction", float(fraction))
 
     def set_conf(self, conf):
@@ -157,7 +158,8 @@ class Allocator:
 
     @property
     def memory_fraction(self):
-        """The fraction of the device's memory that the allocator may reserve. 1 if there is no limit."""
+        """The fraction of the device's memory that the allocator may reserve, or of this machine's with
+        ``backend:cpu`` and ``backend:pinned``. 1 if there is no limit."""
         fraction = ctypes.c_double()
         self._call("memory_fraction", ctypes.byref(fraction))
         return fraction.value

@@ -22,7 +22,7 @@ use crate::config::Config;
 use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleError, PoolError};
 use crate::history::SegmentLayout;
 use crate::ids::{OwnerId, PoolId, StreamId};
-use crate::size::{PoolKind, REQUEST_MAX_BYTES};
+use crate::size::{PoolKind, REQUEST_MAX_BYTES, fraction_of_limit};
 use crate::stats::{Statistics, Usage};
 
 pub use control::Control;
@@ -351,7 +351,8 @@ pub trait Caching: Send + Sync {
     /// With `cudaMallocAsync` the limit applies to live bytes instead, as in PyTorch.
     fn set_limit_bytes(&self, limit_bytes: Option<u64>);
 
-    /// Sets the limit to a fraction of the device's memory. 1 removes the limit.
+    /// Sets the limit to a fraction of [`total_bytes`](Self::total_bytes), rounded to the nearest byte.
+    /// 1 removes the limit.
     ///
     /// # Errors
     ///
@@ -360,6 +361,29 @@ pub trait Caching: Send + Sync {
 
     /// Returns the most bytes that the allocator may reserve, if it is limited.
     fn limit_bytes(&self) -> Option<u64>;
+
+    /// Returns the size of the memory that this allocator allocates from, in bytes: the device's or, for
+    /// `cpu` and `pinned`, that of this machine or its container.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when the size is unknown.
+    fn total_bytes(&self) -> Result<u64, DriverError> {
+        Ok(self.cache_info()?.device_total_bytes)
+    }
+
+    /// Returns the limit as a fraction of [`total_bytes`](Self::total_bytes), 1 if there is none.
+    /// [`set_memory_fraction`](Self::set_memory_fraction) with this fraction leaves the limit as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`] when there is a limit and the size of the memory is unknown.
+    fn memory_fraction(&self) -> Result<f64, DriverError> {
+        match self.limit_bytes() {
+            None => Ok(1.0),
+            Some(limit_bytes) => Ok(fraction_of_limit(limit_bytes, self.total_bytes()?)),
+        }
+    }
 
     /// Applies a new configuration to later requests. Existing blocks and segments stay.
     ///

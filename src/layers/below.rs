@@ -64,6 +64,10 @@ impl<L: Above> Caching for L {
         self.cache().limit_bytes()
     }
 
+    fn total_bytes(&self) -> Result<u64, DriverError> {
+        self.cache().total_bytes()
+    }
+
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         self.cache().apply(config)
     }

@@ -372,7 +372,8 @@ pub(crate) fn build_recording_in(
     let settings = config.settings();
     let strategy = strategy(BUILT_IN, settings, Arc::clone(&driver), options, history)?;
     let info = driver.info();
-    history.describe(info.device, info.total_bytes, config);
+    let total_bytes = strategy.control().caching.and_then(|caching| caching.total_bytes().ok());
+    history.describe(info.device, total_bytes.unwrap_or(info.total_bytes), config);
     let was_on = history.is_on();
     let strategy = layered(settings, strategy, &driver)?;
     let HistorySettings { entries_max, snapshot_on_oom, advise_on_oom } = settings.history.clone();

@@ -90,6 +90,13 @@ impl Caching for Switchable {
         self.core.state.lock().limit_bytes
     }
 
+    fn total_bytes(&self) -> Result<u64, DriverError> {
+        self.core.call(|generation| match generation.strategy.control().caching {
+            Some(caching) => caching.total_bytes(),
+            None => Err(lacks(&generation.strategy, "total_bytes")),
+        })
+    }
+
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         let mut state = self.core.state.lock();
         let current = self.core.generations.current();

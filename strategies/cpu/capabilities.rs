@@ -78,6 +78,10 @@ impl Caching for CpuAllocator {
         self.core.limit.get()
     }
 
+    fn total_bytes(&self) -> Result<u64, DriverError> {
+        Ok(memory_info()?.total_bytes)
+    }
+
     /// Applies the watermark, the age and the initial contents of blocks. Refuses to change settings
     /// that are read only when an instance is built.
     fn apply(&self, config: &Config) -> Result<(), DriverError> {

@@ -187,6 +187,10 @@ impl Caching for MallocAsyncAllocator {
         self.limit.get()
     }
 
+    fn total_bytes(&self) -> Result<u64, DriverError> {
+        Ok(self.device.total_bytes)
+    }
+
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         let new = config.settings().clone().in_range();
         let mut settings = self.settings.write();

@@ -134,6 +134,10 @@ impl Caching for Engine {
         self.growth.lock().limit_bytes
     }
 
+    fn total_bytes(&self) -> Result<u64, DriverError> {
+        Ok(self.device.total_bytes)
+    }
+
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), FractionError> {
         FractionError::check(fraction)?;
         let mut growth = self.growth.lock();

@@ -84,6 +84,10 @@ impl Caching for PinnedAllocator {
         self.core.limit.get()
     }
 
+    fn total_bytes(&self) -> Result<u64, DriverError> {
+        Ok(memory_info()?.total_bytes)
+    }
+
     /// Applies the keys that are not fixed. Refuses to change the others.
     fn apply(&self, config: &Config) -> Result<(), DriverError> {
         if let Some(key) = self.core.built.fixed_key_that_differs(config.settings(), "pinned") {

@@ -111,6 +111,10 @@ impl Caching for PluggableAllocator {
         self.limit.get()
     }
 
+    fn total_bytes(&self) -> Result<u64, DriverError> {
+        Ok(self.device.total_bytes)
+    }
+
     /// Returns an error if the configuration changes a key of this backend, because these are fixed when
     /// it is built. Other keys change nothing here; snapshots list the new configuration.
     fn apply(&self, config: &Config) -> Result<(), DriverError> {

@@ -18,7 +18,7 @@ mod streams;
 use crate::common::prelude::*;
 
 /// The memory of an H200.
-const H200_BYTES: u64 = 150_109_880_320;
+pub(crate) const H200_BYTES: u64 = 150_109_880_320;
 
 /// Returns the default settings with PyTorch's rules or the default ones.
 fn rules(compat: Compat) -> Settings {

@@ -143,9 +143,11 @@ pub extern "C" fn stratalloc_empty_cache(handle: u64) -> Status {
     status(|| Ok(table::find(handle)?.caching()?.empty_cache()?))
 }
 
-/// Limits the allocator to a fraction of the device's memory, from 0 to 1. 1 removes the limit. The
-/// limit applies to reserved bytes. With `backend:cudaMallocAsync` it applies to live bytes, as in
-/// PyTorch, and the driver's pool may reserve more. Setting a limit releases no memory.
+/// Limits the allocator to a fraction of the device's memory, from 0 to 1. 1 removes the limit. With
+/// `backend:cpu` and `backend:pinned` it is a fraction of the memory of this machine or its container. The
+/// limit is rounded to the nearest byte and applies to reserved bytes. With `backend:cudaMallocAsync` it
+/// applies to live bytes, as in PyTorch, and the driver's pool may reserve more. Setting a limit releases no
+/// memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_set_memory_fraction(handle: u64, fraction: f64) -> Status {
     status(|| Ok(table::find(handle)?.caching()?.set_memory_fraction(fraction)?))

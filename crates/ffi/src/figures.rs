@@ -37,27 +37,19 @@ pub extern "C" fn stratalloc_reset_accumulated(handle: u64) -> Status {
     table::on(handle, |instance| instance.allocator.reset_accumulated())
 }
 
-/// Stores the fraction of the device's memory that the allocator may reserve. Stores 1 if there is no
-/// limit. A limit is a whole number of bytes, so the last digits may differ from the fraction that was
-/// set.
+/// Stores the fraction of the memory that the allocator may reserve. Stores 1 if there is no limit. The
+/// memory is the device's or, for `backend:cpu` and `backend:pinned`, that of this machine or its container.
+/// A limit is a whole number of bytes, so the last digits may differ from the fraction that was set. Setting
+/// the stored fraction does not change the limit.
 ///
 /// # Safety
 ///
 /// `fraction` may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stratalloc_memory_fraction(handle: u64, fraction: *mut f64) -> Status {
-    let work = || {
-        let instance = table::find(handle)?;
-        let total_bytes = instance.driver.info().total_bytes;
-        Ok(instance.caching()?.limit_bytes().map_or(1.0, |limit| part_of(limit, total_bytes)))
-    };
+    let work = || Ok(table::find(handle)?.caching()?.memory_fraction()?);
     // SAFETY: required of the caller (`# Safety`).
     unsafe { store(fraction, "fraction", work) }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "devices have far less than 2^52 bytes")]
-fn part_of(limit_bytes: u64, total_bytes: u64) -> f64 {
-    if limit_bytes >= total_bytes { 1.0 } else { limit_bytes as f64 / total_bytes as f64 }
 }
 
 /// Stores the free and the total bytes of the device, as its driver reports them now. Cached memory
