@@ -157,8 +157,9 @@ fn both_kinds_of_segments_share_a_limit<D: Base>() {
     fixture.check();
 }
 
-/// Whole pages are mapped, so a request can map more than the missing bytes. The limit applies to the pages.
-/// Under PyTorch's rules the last page may exceed it.
+/// Whole pages are mapped, so a request can map more than the missing bytes. The limit applies to the pages:
+/// where usual pages would exceed it, fine pages are mapped. Under PyTorch's rules the last page may exceed
+/// the limit.
 fn the_limit_binds_whole_pages<D: Base>() {
     for large_mib in [20, 64] {
         let letter = format!("expandable_segments:True,large_segment_size_mb:{large_mib}");
@@ -172,17 +173,120 @@ fn the_limit_binds_whole_pages<D: Base>() {
             }
             fixture.check();
             let reserved = fixture.stats().memory_reserved().unsigned_abs();
-            let released = fixture.stats().num_device_free;
+            let (blocks, released) = (live.len(), fixture.stats().num_device_free);
             live.into_iter().for_each(|block| fixture.give(block));
             fixture.end().expect("nothing is left");
-            (reserved, released)
+            (blocks, reserved, released)
         };
-        let (reserved, released) = filled(&letter);
-        assert_eq!(reserved, limit_bytes / (large_mib * MIB) * large_mib * MIB);
+        let (blocks, reserved, released) = filled(&letter);
+        assert!(reserved <= limit_bytes, "{reserved}");
+        assert_eq!(blocks, filled("").0, "as many blocks as with fixed segments");
         assert_eq!(released, 0, "nothing that lives can be released");
-        let (reserved, _) = filled(&format!("{letter},compat:pytorch"));
+        let (_, reserved, _) = filled(&format!("{letter},compat:pytorch"));
         assert!(reserved > limit_bytes, "{reserved}");
     }
+}
+
+/// The memory that a request may use: a limit, or the device itself.
+#[derive(Clone, Copy, Debug)]
+enum Bound {
+    Limit,
+    Device,
+}
+
+/// Returns the request sizes in MiB, of all multiples of 10 MiB below 1,000 MiB, that are refused although
+/// the bound is 4 KiB larger.
+fn refused_within(conf: &str, bound: Bound) -> Vec<u64> {
+    let is_refused = |mib: &u64| {
+        let bytes = mib * MIB + 4096;
+        let (total_bytes, limit_bytes) = match bound {
+            Bound::Limit => (2 * GIB, Some(bytes)),
+            Bound::Device => (bytes, None),
+        };
+        let fixture = Fixture::<Sim>::new(total_bytes, conf);
+        fixture.engine().set_limit_bytes(limit_bytes);
+        let block = fixture.try_allocate(mib * MIB, HOME);
+        let is_refused = block.is_err();
+        block.into_iter().for_each(|block| fixture.give(block));
+        fixture.engine().empty_cache().expect("nothing is in use");
+        fixture.check();
+        assert!(fixture.end().is_ok(), "{conf}: {mib} MiB");
+        is_refused
+    };
+    (30..1000).step_by(10).filter(is_refused).collect()
+}
+
+#[test]
+fn requests_that_fit_the_limit_or_the_device_are_served_by_fine_pages() {
+    for bound in [Bound::Limit, Bound::Device] {
+        for large in ["", ",large_segment_size_mb:12", ",large_segment_size_mb:64"] {
+            let conf = format!("{ON}{large}");
+            assert_eq!(refused_within(&conf, bound), [0; 0], "{conf} {bound:?}");
+        }
+    }
+    let exact = format!("{ON},compat:pytorch");
+    assert_eq!(refused_within(&exact, Bound::Limit), [0; 0], "whole pages may exceed the limit");
+    assert_eq!(refused_within(&exact, Bound::Device).len(), 49, "whole pages exceed the device");
+}
+
+/// Only the missing pages are compared with the limit, by PyTorch's rules the size of a fixed segment.
+#[test]
+fn a_request_that_extends_a_free_block_needs_only_the_missing_pages() {
+    for (conf, is_served) in [(ON.to_owned(), true), (format!("{ON},compat:pytorch"), false)] {
+        let fixture = Fixture::<Sim>::new(GIB, &conf);
+        let first = fixture.take(30 * MIB);
+        fixture.give(fixture.take(10 * MIB));
+        fixture.engine().set_limit_bytes(Some(60 * MIB));
+        let second = fixture.try_allocate(30 * MIB, HOME);
+        assert_eq!(second.is_ok(), is_served, "{conf}");
+        assert_eq!(fixture.stats().num_alloc_retries, i64::from(!is_served), "{conf}");
+        second.into_iter().for_each(|block| fixture.give(block));
+        fixture.give(first);
+        fixture.check();
+    }
+}
+
+#[test]
+fn free_pages_are_released_before_fine_pages_are_mapped() {
+    let fixture = Fixture::<Sim>::new(GIB, ON);
+    fixture.engine().set_limit_bytes(Some(70 * MIB));
+    let live = fixture.take(20 * MIB);
+    fixture.give(fixture.take_on(40 * MIB, SIDE));
+    let grown = fixture.take(50 * MIB);
+    assert_eq!(fixture.stats().memory_reserved(), 70 << 20);
+    let sizes: Vec<u64> = fixture
+        .allocator
+        .expandable()
+        .expandable_segments()
+        .iter()
+        .map(|of| of.page_bytes / MIB)
+        .collect();
+    assert_eq!(sizes.iter().filter(|mib| **mib == 2).count(), 1, "{sizes:?}");
+    [live, grown].into_iter().for_each(|block| fixture.give(block));
+    fixture.engine().set_limit_bytes(None);
+    fixture.give(fixture.take(300 * MIB));
+    let pages = fixture.allocator.expandable().expandable_segments();
+    let fine = pages.iter().filter(|of| of.page_bytes == 2 * MIB);
+    assert!(fine.map(|of| of.mapped_bytes).sum::<u64>() <= 50 * MIB, "usual pages grow");
+    fixture.check();
+    fixture.end().expect("nothing is left");
+}
+
+/// A request of 11 MiB needs 12 MiB in pages of 2 MiB.
+#[test]
+fn a_refused_request_names_the_pages_that_it_needs() {
+    let fixture = Fixture::<Sim>::new(GIB, ON);
+    fixture.engine().set_limit_bytes(Some(11 * MIB));
+    let report = fixture.fail(11 * MIB, HOME);
+    assert_eq!(report.segment_bytes, 12 * MIB);
+    let words =
+        "the request needs 12.00 MiB: 6 pages of 2.00 MiB, and 11.00 MiB are left: a larger";
+    assert!(report.hints.iter().any(|hint| hint.contains(words)), "{:?}", report.hints);
+    let exact = Fixture::<Sim>::new(30 * MIB, &format!("{ON},compat:pytorch"));
+    let report = exact.fail(30 * MIB, HOME);
+    let words = "the request needs 40.00 MiB: 2 pages of 20.00 MiB, and 30.00 MiB are left: \
+                 expandable_segments:False, or";
+    assert!(report.hints.iter().any(|hint| hint.contains(words)), "{:?}", report.hints);
 }
 
 /// Memory that was reserved before the limit was lowered stays reserved and is reused.

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use super::edit::{FitRules, Segment};
 use super::{BlockState, Heap, Slot};
-use crate::size::{PoolKind, align_down, align_up};
+use crate::size::{OWN_SEGMENT_MIN_BYTES, PoolKind, align_down, align_up};
 
 /// A reserved range of address space, for one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,14 @@ pub(crate) struct Reservation {
     /// The unit of mapping.
     pub(crate) page_bytes: u64,
     pub(crate) kind: PoolKind,
+}
+
+impl Reservation {
+    /// Returns true if large blocks are mapped by smaller pages than usual. Usual pages for large blocks
+    /// have at least the size of a segment for one request.
+    fn has_fine_pages(&self) -> bool {
+        self.kind == PoolKind::Large && self.page_bytes < OWN_SEGMENT_MIN_BYTES
+    }
 }
 
 /// A range of whole pages.
@@ -154,10 +162,12 @@ impl Heap {
 
     /// Returns the block at which mapping pages yields `bytes`, or `None`. It is the lowest gap that is
     /// long enough together with the adjacent free and unmapped blocks behind it, or the free block
-    /// before that gap.
+    /// before that gap. `fine` selects the reservations with fine pages, or those with usual ones.
     #[must_use]
-    pub(crate) fn room_for(&self, kind: PoolKind, bytes: u64) -> Option<Slot> {
-        self.expandable.gaps[kind.index()].values().copied().find_map(|gap| {
+    pub(crate) fn room_for(&self, kind: PoolKind, bytes: u64, fine: bool) -> Option<Slot> {
+        let gaps = self.expandable.gaps[kind.index()].values().copied();
+        let mut gaps = gaps.filter(|gap| self.is_fine(*gap) == fine);
+        gaps.find_map(|gap| {
             let before = self.slab.get(gap).previous;
             let is_free = self.slab.get(before).state == BlockState::Free;
             let start = if is_free { before } else { gap };
@@ -172,6 +182,12 @@ impl Heap {
             }
             (sum >= bytes).then_some(start)
         })
+    }
+
+    /// Returns true if the gap belongs to a reservation with fine pages.
+    fn is_fine(&self, gap: Slot) -> bool {
+        let own = self.reservation(self.slab.get(gap).reservation);
+        own.is_some_and(|own| own.has_fine_pages())
     }
 
     /// Returns the next step of growing the block at `start` to `bytes`, or `None` when no gap is behind
@@ -314,10 +330,10 @@ impl Heap {
         ranges.map(|range| (range.address, range.size_bytes)).collect()
     }
 
-    /// Removes and returns all reservations in which nothing is mapped.
-    pub(crate) fn remove_bare_reservations(&mut self) -> Vec<Reservation> {
+    /// Removes and returns all reservations in which nothing is mapped, or only those with fine pages.
+    pub(crate) fn remove_bare_reservations(&mut self, only_fine: bool) -> Vec<Reservation> {
         let gaps = self.expandable.gaps.iter().flat_map(|gaps| gaps.values().copied());
-        let gaps: Vec<Slot> = gaps.collect();
+        let gaps: Vec<Slot> = gaps.filter(|gap| !only_fine || self.is_fine(*gap)).collect();
         gaps.into_iter().filter_map(|gap| self.remove_reservation(gap)).collect()
     }
 

@@ -31,7 +31,7 @@ use crate::heap::{Growing, PageRun, Reservation};
 use crate::history::Action;
 use crate::ids::{PoolId, StreamId};
 use crate::sharing::PageEntry;
-use crate::size::align_up;
+use crate::size::{OWN_SEGMENT_MIN_BYTES, OWN_SEGMENT_ROUND_BYTES, PoolKind, align_up};
 
 /// Mapped pages by address.
 pub(super) type Pages = HashMap<u64, Page>;
@@ -83,15 +83,49 @@ impl Leftovers {
     }
 }
 
+/// The size of the pages that a request maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PageSize {
+    /// The size of a fixed segment, because a driver call costs the same for a small page.
+    Usual,
+    /// 2 MiB, or the driver's granularity. Only for large requests for which usual pages exceed the limit
+    /// or the memory of the device. These pages have reservations of their own.
+    Fine,
+}
+
 impl Growth {
-    /// Returns the page size of a new reservation for a request. If new segments are fixed, a segment of a
-    /// tag is a reservation of one page.
-    pub(super) fn page_bytes(&self, memory: &dyn VirtualMemory, pool: PoolId, plan: &Plan) -> u64 {
+    /// Returns the usual page size of a new reservation for a request. If new segments are fixed, a segment
+    /// of a tag is a reservation of one page.
+    fn usual_page_bytes(&self, memory: &dyn VirtualMemory, pool: PoolId, plan: &Plan) -> u64 {
         let page_bytes = match self.has_one_page(pool) {
             true => plan.segment_bytes,
             false => page_of(plan.kind, self.settings.large_segment_bytes),
         };
         align_up(page_bytes, memory.granularity_bytes())
+    }
+
+    /// Returns the size of fine pages, if the request may map them.
+    fn fine_page_bytes(
+        &self,
+        memory: &dyn VirtualMemory,
+        pool: PoolId,
+        plan: &Plan,
+    ) -> Option<u64> {
+        let fine = align_up(OWN_SEGMENT_ROUND_BYTES, memory.granularity_bytes());
+        let may_map = plan.kind == PoolKind::Large && !self.is_exact();
+        let usual = self.usual_page_bytes(memory, pool, plan);
+        (may_map && fine < usual && fine < OWN_SEGMENT_MIN_BYTES).then_some(fine)
+    }
+
+    /// Returns the size of the smallest pages that a request may map.
+    pub(super) fn least_page_bytes(
+        &self,
+        memory: &dyn VirtualMemory,
+        pool: PoolId,
+        plan: &Plan,
+    ) -> u64 {
+        let fine = self.fine_page_bytes(memory, pool, plan);
+        fine.unwrap_or_else(|| self.usual_page_bytes(memory, pool, plan))
     }
 
     /// Returns true if a new reservation of the pool has one page, the size of a fixed segment.
@@ -108,20 +142,51 @@ impl Engine {
         })
     }
 
+    /// Maps fine pages for a request that was refused, if these may fit where usual pages do not. Returns
+    /// the reason if they do not fit either.
+    pub(super) fn grow_by_fine_pages(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        cell: &HeapCell,
+        plan: &Plan,
+        refusal: Refusal,
+    ) -> Result<Result<Allocation, Refusal>, DriverError> {
+        let memory = self.driver.virtual_memory().filter(|_| plan.expandable);
+        let is_short = !matches!(refusal, Refusal::Reserve { .. });
+        let Some(page_bytes) =
+            memory.filter(|_| is_short).and_then(|m| growth.fine_page_bytes(m, cell.pool(), plan))
+        else {
+            return Ok(Err(refusal));
+        };
+        // Without room in a reservation, all pages are missing. Address space is reserved only for pages that
+        // the limit allows.
+        let has_room = cell.lock().heap.room_for(plan.kind, plan.rounded_bytes, true).is_some();
+        let all_bytes = align_up(plan.rounded_bytes, page_bytes);
+        if !has_room && let Some(refusal) = growth.refuses(all_bytes, 0) {
+            return Ok(Err(refusal));
+        }
+        let step = self.grow_expandable(growth, cell, plan, PageSize::Fine)?;
+        if step.is_err() {
+            self.unreserve_addresses(growth, cell, true);
+        }
+        Ok(step)
+    }
+
     /// Maps the missing pages for a request and allocates its block.
     pub(super) fn grow_expandable(
         &self,
         growth: &mut MutexGuard<'_, Growth>,
         cell: &HeapCell,
         plan: &Plan,
+        pages: PageSize,
     ) -> Result<Result<Allocation, Refusal>, DriverError> {
         let memory = self.virtual_memory()?;
         growth.leftovers.offer(memory)?;
         let (rounded, requested) = (plan.rounded_bytes, plan.requested_bytes);
-        let mut grown = None;
+        let (mut grown, fine) = (None, pages == PageSize::Fine);
         let mut state = cell.lock();
         loop {
-            let start = grown.or_else(|| state.heap.room_for(plan.kind, rounded));
+            let start = grown.or_else(|| state.heap.room_for(plan.kind, rounded, fine));
             match start.and_then(|start| state.heap.plan_growth(start, rounded)) {
                 Some(Growing::Enough(slot)) => {
                     return Ok(Ok(self.allocate_slot(cell, &mut state, slot, rounded, requested)));
@@ -142,7 +207,7 @@ impl Engine {
                 None if grown.take().is_some() => {}
                 None => {
                     drop(state);
-                    if let Some(refusal) = self.reserve(growth, memory, cell, plan)? {
+                    if let Some(refusal) = self.reserve(growth, memory, cell, (plan, pages))? {
                         return Ok(Err(refusal));
                     }
                     state = cell.lock();
@@ -157,12 +222,15 @@ impl Engine {
         growth: &mut Growth,
         memory: &dyn VirtualMemory,
         cell: &HeapCell,
-        plan: &Plan,
+        (plan, pages): (&Plan, PageSize),
     ) -> Result<Option<Refusal>, DriverError> {
-        let page_bytes = growth.page_bytes(memory, cell.pool(), plan);
+        let page_bytes = match pages {
+            PageSize::Usual => growth.usual_page_bytes(memory, cell.pool(), plan),
+            PageSize::Fine => growth.least_page_bytes(memory, cell.pool(), plan),
+        };
         let (reserve, class) = growth.reserve_of(cell.stream());
         let size_bytes = match growth.has_one_page(cell.pool()) {
-            true => page_bytes,
+            true => align_up(plan.rounded_bytes, page_bytes),
             false => align_up(reserve.max(1), page_bytes),
         };
         if size_bytes < plan.rounded_bytes {
@@ -186,10 +254,15 @@ impl Engine {
         Ok(None)
     }
 
-    /// Unreserves those reservations of a heap in which nothing is mapped. A failed request may leave
-    /// one.
-    pub(super) fn unreserve_addresses(&self, growth: &mut Growth, cell: &HeapCell) {
-        let bare = cell.lock().heap.remove_bare_reservations();
+    /// Unreserves those reservations of a heap in which nothing is mapped, or only those with fine pages. A
+    /// failed request may leave one.
+    pub(super) fn unreserve_addresses(
+        &self,
+        growth: &mut Growth,
+        cell: &HeapCell,
+        only_fine: bool,
+    ) {
+        let bare = cell.lock().heap.remove_bare_reservations(only_fine);
         if bare.is_empty() {
             return;
         }

@@ -11,7 +11,7 @@ use parking_lot::MutexGuard;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
-use super::expandable::{Leftovers, Pages};
+use super::expandable::{Leftovers, PageSize, Pages};
 use super::policy::{HitPolicy, Plan, reserve_bytes};
 use super::pools::Pools;
 use crate::allocator::{Allocation, SegmentAllocator};
@@ -131,18 +131,19 @@ impl Growth {
     /// - It keeps free memory of a pool with users.
     /// - It takes no expandable block from a pool with `use_on_oom`.
     /// - It compares the limit with the size of a fixed segment, even for a request that maps pages.
+    /// - It maps pages of one size only, even if smaller ones would fit.
     /// - It counts the free blocks of a restored checkpoint as allocated and freed.
     /// - It applies the rules for oversize blocks to expandable segments too (`HitPolicy`).
     pub(super) fn is_exact(&self) -> bool {
         self.settings.compat.is_pytorch()
     }
 
-    /// Returns the policy by which heaps of this pool serve hits.
     /// Sets the limit to a fraction in [0, 1] of the device. 1 removes it.
     pub(super) fn limit_to_fraction(&mut self, fraction: f64) {
         self.limit_bytes = limit_of(fraction, self.device_total_bytes, &self.settings);
     }
 
+    /// Returns the policy by which heaps of this pool serve hits.
     pub(super) fn policy_of(&self, pool: PoolId) -> HitPolicy {
         let hit = HitPolicy::new(&self.settings, self.limit_bytes.is_some());
         let own = self.pools.options_of(pool).map_or(hit, |options| hit.in_pool(options));
@@ -238,11 +239,11 @@ impl Growth {
     }
 }
 
-impl Engine {
 fn limit_of(fraction: f64, device_total_bytes: u64, settings: &Settings) -> Option<u64> {
     limit_of_fraction(fraction, device_total_bytes, settings.compat.decisions().limit_rounding)
 }
 
+impl Engine {
     /// Allocates a fixed segment or maps pages, and serves the request from them. The inner error is the
     /// reason why there is no memory. The outer error is any other failure.
     pub(super) fn grow(
@@ -251,12 +252,15 @@ fn limit_of(fraction: f64, device_total_bytes: u64, settings: &Settings) -> Opti
         cell: &HeapCell,
         plan: &Plan,
     ) -> Result<Result<Allocation, Refusal>, DriverError> {
-        if let Some(refusal) = growth.refuses(plan.segment_bytes, 0) {
+        // By default only the missing pages count for an expandable segment: `map_pages` compares these.
+        if (growth.is_exact() || !plan.expandable)
+            && let Some(refusal) = growth.refuses(plan.segment_bytes, 0)
+        {
             self.note_refusal(growth, cell, plan.segment_bytes, &refusal);
             return Ok(Err(refusal));
         }
         if plan.expandable {
-            return self.grow_expandable(growth, cell, plan);
+            return self.grow_expandable(growth, cell, plan, PageSize::Usual);
         }
         let answer = self.take_segment(growth, cell, plan);
         self.note_segment(cell, plan, &answer);

@@ -5,6 +5,7 @@
 //! allocations. The commands `replay` and `compare` test a setting on a recording.
 
 use super::growth::{Growth, Refusal};
+use super::pressure::LeastGrowth;
 use crate::error::OutOfMemory;
 use crate::heap::{BlockState, Heap};
 use crate::ids::PoolId;
@@ -128,6 +129,7 @@ pub(super) struct Why<'a> {
     pub(super) refusal: &'a Refusal,
     pub(super) summary: HeapSummary,
     pub(super) growth: &'a Growth,
+    pub(super) least: LeastGrowth,
 }
 
 impl Why<'_> {
@@ -137,6 +139,7 @@ impl Why<'_> {
             self.forbidden(),
             self.too_little_space(),
             self.limit(),
+            self.pages(),
             self.large_segment(),
             self.pieces(),
             self.other_streams(),
@@ -196,10 +199,31 @@ impl Why<'_> {
         })
     }
 
+    /// Explains that whole pages do not fit, if there is room for the request itself.
+    fn pages(&self) -> Option<String> {
+        let (room, report) = (self.room()?, self.report);
+        let LeastGrowth { bytes, page_bytes: Some(page_bytes) } = self.least else { return None };
+        if !(report.rounded_bytes..bytes).contains(&room) {
+            return None;
+        }
+        let fixed = segment_bytes(report.rounded_bytes, self.growth.settings.large_segment_bytes);
+        let remedy = if fixed <= room { "expandable_segments:False, or " } else { "" };
+        let (count, h) = (bytes / page_bytes, bytes_that_compare(bytes, room));
+        let pages = if count == 1 { "page" } else { "pages" };
+        Some(format!(
+            "the request needs {}: {count} {pages} of {}, and {} are left: {remedy}a larger memory \
+             fraction or device.",
+            h(bytes),
+            human_bytes(page_bytes),
+            h(room)
+        ))
+    }
+
     /// Suggests a smaller size for shared segments, if there is room for the request but not for a
     /// segment of the current size.
     fn large_segment(&self) -> Option<String> {
         let (room, report) = (self.room()?, self.report);
+        let h = bytes_that_compare(room, report.segment_bytes);
         let mib = room / MIB;
         let fits = report.rounded_bytes <= mib * MIB && mib * MIB < report.segment_bytes;
         let is_shared = PoolKind::of(report.rounded_bytes) == PoolKind::Large
@@ -223,7 +247,6 @@ impl Why<'_> {
                 "a block that fits became free while other streams were waited for, and compat:pytorch \
                  does not search again"
             } else {
-        let h = bytes_that_compare(room, report.segment_bytes);
                 "a block that fits became free in the meantime"
             };
             return Some(format!("{why}: the same request would succeed now."));

@@ -12,7 +12,7 @@ use crate::history::{
     Action, BlockLayout, BlockStateName, Event, History, SegmentLayout, Snapshot,
 };
 use crate::ids::PoolId;
-use crate::size::{REQUEST_MAX_BYTES, align_up};
+use crate::size::REQUEST_MAX_BYTES;
 
 /// How many times at most a snapshot is retried while other threads have frees that are not recorded yet.
 const LATE_MAX: u32 = 10_000;
@@ -82,16 +82,14 @@ impl Engine {
         let needed_bytes = match &growing {
             Some((Growing::Map(run), _)) => run.size_bytes,
             Some((Growing::Enough(_), _)) => 0,
-            None if plan.expandable => {
-                let memory = self.driver.virtual_memory();
-                let page_bytes = memory.map_or(1, |memory| growth.page_bytes(memory, pool, &plan));
-                align_up(plan.rounded_bytes, page_bytes)
-            }
+            None if plan.expandable => self.least_growth(&growth, pool, &plan).bytes,
             None => plan.segment_bytes,
         };
+        let compared_bytes =
+            if growth.is_exact() || !plan.expandable { plan.segment_bytes } else { needed_bytes };
         let free_bytes = self.driver.memory_info().map_or(u64::MAX, |info| info.free_bytes);
         let is_refused = |released_bytes: u64| {
-            growth.refuses(plan.segment_bytes, released_bytes).is_some()
+            growth.refuses(compared_bytes, released_bytes).is_some()
                 || needed_bytes > free_bytes.saturating_add(released_bytes)
         };
         match self.predict_collection(&growth) {
@@ -99,7 +97,7 @@ impl Engine {
                 collection.releases.suffices = !is_refused(collection.releases.bytes);
                 Prediction::Collect(collection)
             }
-            None if matches!(growth.refuses(plan.segment_bytes, 0), Some(Refusal::Forbidden)) => {
+            None if matches!(growth.refuses(compared_bytes, 0), Some(Refusal::Forbidden)) => {
                 Prediction::Refuse
             }
             None if is_refused(0) => {
@@ -236,7 +234,7 @@ impl Drop for Engine {
 /// Returns how an expandable segment would grow for a request, and the address of its block.
 fn growing(cell: &HeapCell, plan: &Plan) -> Option<(Growing, u64)> {
     let heap = &cell.lock().heap;
-    let start = heap.room_for(plan.kind, plan.rounded_bytes)?;
+    let start = heap.room_for(plan.kind, plan.rounded_bytes, false)?;
     Some((heap.plan_growth(start, plan.rounded_bytes)?, heap.view(start).address))
 }
 

@@ -9,6 +9,7 @@ use parking_lot::MutexGuard;
 
 use super::cell::{HeapCell, HeapState};
 use super::engine::Engine;
+use super::expandable::PageSize;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
 use crate::allocator::{Allocation, Token};
@@ -101,7 +102,7 @@ impl Engine {
             expandable: true,
             capturing: false,
         };
-        let whole = match self.grow_expandable(growth, cell, &plan)? {
+        let whole = match self.grow_expandable(growth, cell, &plan, PageSize::Usual)? {
             Ok(whole) => whole,
             Err(Refusal::Driver(error)) => return Err(error.into()),
             Err(_) => return Err(too_much("more address space than one reservation has").into()),

@@ -34,13 +34,16 @@ impl Engine {
             let free = device_free_bytes.unwrap_or(0);
             self.record(Action::OutOfMemory, free, plan.rounded_bytes, cell);
         }
+        let least = self.least_growth(growth, cell.pool(), plan);
+        // PyTorch compares the limit with a fixed segment, even if pages are mapped.
+        let segment_bytes = if growth.is_exact() { plan.segment_bytes } else { least.bytes };
         let mut report = OutOfMemory {
             device: self.device.device,
             stream: cell.stream(),
             pool: cell.pool(),
             requested_bytes: plan.requested_bytes,
             rounded_bytes: plan.rounded_bytes,
-            segment_bytes: plan.segment_bytes,
+            segment_bytes,
             device_free_bytes,
             device_total_bytes: info.map(|info| info.total_bytes),
             limit_bytes: growth.limit_bytes,
@@ -55,7 +58,7 @@ impl Engine {
             self.add_heap_to_report(&mut report, &mut summary, other, cell, plan);
         }
         report.free.sort_unstable_by_key(|free| Reverse(free.largest_bytes));
-        report.hints = Why { report: &report, refusal: &refusal, summary, growth }.hints();
+        report.hints = Why { report: &report, refusal: &refusal, summary, growth, least }.hints();
         report.free.truncate(OutOfMemory::FREE_MAX);
         if let Refusal::Driver(error) = refusal {
             report.driver = Some(error);

@@ -320,7 +320,7 @@ impl Engine {
             }
             let cells = self.heaps_of(growth, pool);
             for cell in &cells {
-                self.unreserve_addresses(growth, cell);
+                self.unreserve_addresses(growth, cell, false);
             }
             if cells.iter().any(|cell| cell.lock().heap.block_count() > 0) {
                 continue;

@@ -3,7 +3,8 @@
 //! Call the free-memory callbacks and search again. Release old free segments near the limit (garbage
 //! collection). Grow, which means to allocate a segment or map pages. Take a block from pools with
 //! `use_on_oom`. Release oversize blocks and grow. Wait for pending events and search again. Release all
-//! free memory and grow. `Growth::is_exact` lists where PyTorch differs.
+//! free memory and grow. Grow by fine pages, if segments are expandable. `Growth::is_exact` lists where
+//! PyTorch differs.
 //!
 //! Source of the order: PyTorch's `CUDACachingAllocator`.
 
@@ -24,6 +25,14 @@ use crate::size::{PoolKind, align_up};
 
 /// The result of a step: a block, or the reason why the next step is needed.
 type Step = Result<Allocation, Refusal>;
+
+/// The least memory that a request needs from the driver if the cache is empty.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeastGrowth {
+    pub(super) bytes: u64,
+    /// The size of its pages, if these are mapped.
+    pub(super) page_bytes: Option<u64>,
+}
 
 impl Engine {
     /// Serves a request that found no block. The caller holds no lock.
@@ -65,8 +74,12 @@ impl Engine {
             let plan = Plan { capturing, ..Plan::new(request.bytes, &policy, &growth.settings) };
             growth.pools.set_busy(key.pool, true);
             // If a pool's own allocator panics, the busy mark must still be removed.
-            let step =
-                catch_unwind(AssertUnwindSafe(|| self.try_miss_steps(&mut growth, cell, &plan)));
+            let step = catch_unwind(AssertUnwindSafe(|| {
+                match self.try_miss_steps(&mut growth, cell, &plan)? {
+                    Err(refusal) => self.grow_by_fine_pages(&mut growth, cell, &plan, refusal),
+                    found => Ok(found),
+                }
+            }));
             growth.pools.set_busy(key.pool, false);
             // A pause waits until its tag is not busy.
             if growth.pools.tag(key.pool).is_some() {
@@ -222,9 +235,19 @@ impl Engine {
     /// cache could not serve it and releasing memory is useless.
     fn is_hopeless(&self, growth: &Growth, cell: &HeapCell, plan: &Plan) -> bool {
         let most = growth.limit_bytes.unwrap_or(u64::MAX).min(self.device.total_bytes);
-        let memory = self.driver.virtual_memory().filter(|_| plan.expandable);
-        let page_bytes = memory.map_or(1, |memory| growth.page_bytes(memory, cell.pool(), plan));
-        align_up(plan.segment_bytes, page_bytes) > most
+        self.least_growth(growth, cell.pool(), plan).bytes > most
+    }
+
+    /// Returns the smallest segment, or the smallest pages, that can serve a request in an empty cache.
+    pub(super) fn least_growth(&self, growth: &Growth, pool: PoolId, plan: &Plan) -> LeastGrowth {
+        match self.driver.virtual_memory().filter(|_| plan.expandable) {
+            None => LeastGrowth { bytes: plan.segment_bytes, page_bytes: None },
+            Some(memory) => {
+                let page_bytes = growth.least_page_bytes(memory, pool, plan);
+                let bytes = align_up(plan.rounded_bytes, page_bytes);
+                LeastGrowth { bytes, page_bytes: Some(page_bytes) }
+            }
+        }
     }
 }
 

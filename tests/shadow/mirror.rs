@@ -202,6 +202,14 @@ impl Mirror {
         segment_bytes(rounded, self.settings.large_segment_bytes)
     }
 
+    /// Returns the smallest segment, or the smallest pages, for a request in an empty cache.
+    pub(crate) fn least_growth(&self, rounded: u64) -> u64 {
+        if !self.settings.expandable_segments || !self.searches_again() {
+            return self.segment_for(rounded);
+        }
+        rounded.next_multiple_of(self.page_for(rounded, self.may_map_finely(rounded)))
+    }
+
     /// Returns true if a request searches the pool again after a wait, which is so except under
     /// PyTorch's rules.
     pub(crate) fn searches_again(&self) -> bool {
@@ -404,24 +412,25 @@ impl Mirror {
         self.book.num_ooms += 1;
         let segment = self.segment_for(rounded);
         let by_pages = self.settings.expandable_segments && self.searches_again();
-        let page = if by_pages { self.page(PoolKind::of(rounded)) } else { 1 };
+        let fine = self.may_map_finely(rounded);
+        let least = self.least_growth(rounded);
         let most = self.limit.unwrap_or(u64::MAX).min(self.total_bytes);
         // If mapping stopped halfway, the pages mapped so far remain. They were not free when the
         // release ran.
-        if (segment.next_multiple_of(page) <= most || !self.searches_again())
-            && self.call.growing.is_none()
-        {
+        if (least <= most || !self.searches_again()) && self.call.growing.is_none() {
             self.any_draining_or_idle()?;
         }
         if self.searches_again() {
             ensure_eq!(self.best_fit(stream, rounded), None, "a cached block fits");
         }
-        // The limit applies to the whole pages that would be mapped.
-        let mapping = self.next_mapping(rounded, stream).filter(|_| by_pages).unwrap_or(0);
-        let more = segment.max(mapping);
+        // The limit applies to the whole pages that would be mapped, except under PyTorch's rules.
+        let more = match by_pages {
+            true => self.next_mapping(rounded, stream, fine).unwrap_or(0),
+            false => segment,
+        };
         let limited = self.limit.is_some_and(|limit| self.reserved() + more > limit);
         let short = if self.settings.expandable_segments {
-            self.cannot_map(device_free, rounded, stream)
+            self.cannot_map(device_free, rounded, stream, fine)
         } else {
             device_free < segment
         };

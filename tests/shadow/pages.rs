@@ -3,7 +3,8 @@
 //! In the model, a reserved address range is a segment with a page size, and blocks without memory are
 //! gaps. The rules are PyTorch's. Growth starts at the lowest gap that is long enough together with the
 //! free block before it, and maps whole pages for the missing bytes. A release unmaps the whole pages
-//! inside free blocks, after the fixed segments of the same kind.
+//! inside free blocks, after the fixed segments of the same kind. Except under PyTorch's rules, a large
+//! request for which these pages exceed the limit or the device maps pages of 2 MiB, in ranges of their own.
 //!
 //! The driver alone determines the address of a new range, so the model takes it from the event or from
 //! the driver's list. The model computes the range's size. It learns of a range without mapped pages
@@ -50,6 +51,11 @@ impl Segment {
         Self { size, stream, kind, page: Some(page), blocks }
     }
 
+    /// Returns true if large blocks are mapped by pages of 2 MiB.
+    fn is_fine(&self) -> bool {
+        self.kind == PoolKind::Large && self.page == Some(GRANULARITY_BYTES)
+    }
+
     /// Returns the start and size of the whole pages inside a free block.
     fn whole_pages(&self, start: u64, address: u64, block: Block) -> Option<(u64, u64)> {
         let page = self.page.filter(|_| block.is_free())?;
@@ -89,15 +95,29 @@ impl Mirror {
         .next_multiple_of(GRANULARITY_BYTES)
     }
 
+    /// Returns true if a request may map pages of 2 MiB, if no others fit.
+    pub(crate) fn may_map_finely(&self, rounded: u64) -> bool {
+        self.searches_again()
+            && self.settings.expandable_segments
+            && PoolKind::of(rounded) == PoolKind::Large
+    }
+
+    /// Returns the size of the pages for a request.
+    pub(crate) fn page_for(&self, rounded: u64, fine: bool) -> u64 {
+        if fine { GRANULARITY_BYTES } else { self.page(PoolKind::of(rounded)) }
+    }
+
     /// Returns the size of a new range: nine eighths of the device, in whole pages.
-    fn reserve(&self, kind: PoolKind) -> u64 {
-        (self.total_bytes + self.total_bytes / 8).next_multiple_of(self.page(kind))
+    fn reserve(&self, page: u64) -> u64 {
+        (self.total_bytes + self.total_bytes / 8).next_multiple_of(page)
     }
 
     /// Returns where growth for a request starts, if a known range has room for it.
-    pub(crate) fn room(&self, stream: StreamId, rounded: u64) -> Option<u64> {
+    pub(crate) fn room(&self, stream: StreamId, rounded: u64, fine: bool) -> Option<u64> {
         let kind = PoolKind::of(rounded);
-        let own = |s: &&Segment| s.page.is_some() && s.stream == stream && s.kind == kind;
+        let own = |s: &&Segment| {
+            s.page.is_some() && s.stream == stream && s.kind == kind && s.is_fine() == fine
+        };
         self.segments.values().filter(own).find_map(|segment| {
             let gaps = segment.blocks.iter().filter(|(_, block)| !block.is_mapped);
             gaps.map(|(gap, _)| *gap).find_map(|gap| {
@@ -112,7 +132,8 @@ impl Mirror {
 
     /// Returns where growth for a request would start, if the free block there is already large enough.
     pub(crate) fn room_that_is_free(&self, stream: StreamId, rounded: u64) -> Option<u64> {
-        let start = self.room(stream, rounded).filter(|_| self.settings.expandable_segments)?;
+        let start =
+            self.room(stream, rounded, false).filter(|_| self.settings.expandable_segments)?;
         (self.next_step(start, rounded) == Ok(Step::Enough)).then_some(start)
     }
 
@@ -142,9 +163,11 @@ impl Mirror {
         let (rounded, requested_on) = self.call.request.ok_or("nothing requested memory")?;
         ensure_eq!(stream, requested_on, "the requesting stream");
         let kind = PoolKind::of(rounded);
-        let start = match self.call.growing {
+        let step = Step::Map { address, size };
+        let continues = |start: &u64| self.next_step(*start, rounded).as_ref() == Ok(&step);
+        let start = match self.call.growing.filter(continues) {
             Some(start) => start,
-            None => self.start_growing(address, rounded, stream)?,
+            None => self.start_growing((address, size), rounded, stream)?,
         };
         ensure_eq!(self.next_step(start, rounded)?, Step::Map { address, size }, "pages");
         let (_, segment) = self.segments.range_mut(..=address).next_back().ok_or("no range")?;
@@ -158,26 +181,54 @@ impl Mirror {
         Ok(())
     }
 
-    /// Returns where growth starts. Adds a new range if no known range has room.
-    fn start_growing(&mut self, at: u64, rounded: u64, stream: StreamId) -> Result<u64, String> {
+    /// Returns where growth starts, for the first pages of a growth. Adds a new range if no known range has
+    /// room.
+    fn start_growing(
+        &mut self,
+        (at, size): (u64, u64),
+        rounded: u64,
+        stream: StreamId,
+    ) -> Result<u64, String> {
         let may_ignore_fit = self.call.waited && !self.searches_again();
         let found = self.call.found.flatten();
         ensure!(found.is_none() || may_ignore_fit, "grew beside a block that fits: {found:x?}");
-        let after = self.reserved() + self.segment_for(rounded);
+        let compared = if self.searches_again() { size } else { self.segment_for(rounded) };
+        let after = self.reserved() + compared;
         ensure!(self.limit.is_none_or(|limit| after <= limit), "{after} would pass the limit");
-        let room = self.room(stream, rounded);
-        let known = |(start, segment): (&u64, &Segment)| at < start + segment.size;
-        let is_known = self.segments.range(..=at).next_back().is_some_and(known);
+        let known = |(start, segment): &(&u64, &Segment)| at < *start + segment.size;
+        let range = self.segments.range(..=at).next_back().filter(known);
+        // Usual pages need a new range only if no range has room for them.
+        let usual = rounded.next_multiple_of(self.page_for(rounded, false));
+        let not_usual = size < usual || self.room(stream, rounded, false).is_some();
+        let fine =
+            range.map_or(self.may_map_finely(rounded) && not_usual, |(_, own)| own.is_fine());
+        let is_known = range.is_some();
+        if fine {
+            self.check_that_usual_pages_do_not_fit(rounded, stream)?;
+        }
+        let room = self.room(stream, rounded, fine);
         if !is_known && (room.is_none() || self.call.waited) {
-            self.add_range(at, rounded, stream)?;
+            self.add_range(at, rounded, stream, fine)?;
             return Ok(at);
         }
         room.ok_or_else(|| format!("a new range was due for {rounded} bytes"))
     }
 
-    fn add_range(&mut self, start: u64, rounded: u64, stream: StreamId) -> Checked {
-        let kind = PoolKind::of(rounded);
-        let (size, page) = (self.reserve(kind), self.page(kind));
+    fn check_that_usual_pages_do_not_fit(&self, rounded: u64, stream: StreamId) -> Checked {
+        ensure!(self.may_map_finely(rounded), "only large requests map fine pages");
+        // A request that `throw_on_cudamalloc_oom` refuses releases nothing.
+        if self.call.growing.is_none() && !self.settings.throw_on_device_oom {
+            self.any_draining_or_idle()?;
+        }
+        let most = self.limit.unwrap_or(u64::MAX).min(self.total_bytes);
+        let more = self.next_mapping(rounded, stream, false).unwrap_or(0);
+        ensure!(self.reserved() + more > most, "{more} bytes of usual pages would have fit");
+        Ok(())
+    }
+
+    fn add_range(&mut self, start: u64, rounded: u64, stream: StreamId, fine: bool) -> Checked {
+        let (kind, page) = (PoolKind::of(rounded), self.page_for(rounded, fine));
+        let size = self.reserve(page);
         ensure!(rounded <= size, "a range of {size} bytes for {rounded}");
         let before = self.segments.range(..start + size).next_back();
         ensure!(before.is_none_or(|(at, s)| at + s.size <= start), "ranges overlap");
@@ -247,18 +298,29 @@ impl Mirror {
 
     /// Returns true if mapping cannot continue, because the device has too little memory for the next pages
     /// or the request is larger than a range.
-    pub(crate) fn cannot_map(&self, device_free: u64, rounded: u64, stream: StreamId) -> bool {
-        let mapping = self.next_mapping(rounded, stream);
-        rounded > self.reserve(PoolKind::of(rounded)) || mapping.is_some_and(|b| b > device_free)
+    pub(crate) fn cannot_map(
+        &self,
+        device_free: u64,
+        rounded: u64,
+        stream: StreamId,
+        fine: bool,
+    ) -> bool {
+        let mapping = self.next_mapping(rounded, stream, fine);
+        let range = self.reserve(self.page_for(rounded, false));
+        rounded > range || mapping.is_some_and(|bytes| bytes > device_free)
     }
 
     /// Returns the bytes to map next for a request, if pages are missing.
-    pub(crate) fn next_mapping(&self, rounded: u64, stream: StreamId) -> Option<u64> {
+    pub(crate) fn next_mapping(&self, rounded: u64, stream: StreamId, fine: bool) -> Option<u64> {
+        let is_such = |start: &u64| {
+            self.segments.range(..=*start).next_back().is_some_and(|(_, s)| s.is_fine() == fine)
+        };
+        let growing = self.call.growing.filter(is_such);
         let step = |start| self.next_step(start, rounded);
-        match self.call.growing.or_else(|| self.room(stream, rounded)).map(step) {
+        match growing.or_else(|| self.room(stream, rounded, fine)).map(step) {
             Some(Ok(Step::Map { size, .. })) => Some(size),
             Some(_) => None,
-            None => Some(rounded.next_multiple_of(self.page(PoolKind::of(rounded)))),
+            None => Some(rounded.next_multiple_of(self.page_for(rounded, fine))),
         }
     }
 
@@ -269,7 +331,7 @@ impl Mirror {
             if !self.segments.contains_key(&start) {
                 let (rounded, stream) = self.call.request.ok_or("nothing needed a new range")?;
                 ensure!(self.settings.expandable_segments, "reserved for fixed segments");
-                self.add_range(start, rounded, stream)?;
+                self.add_range(start, rounded, stream, false)?;
                 ensure_eq!(self.segments[&start].size, size, "size of the new range");
             }
         }

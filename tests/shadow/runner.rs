@@ -297,7 +297,7 @@ impl<'m, M: Machine> Runner<'m, M> {
         let mirror = &self.mirror;
         let rounded = mirror.rounded(bytes);
         let numbers = (report.requested_bytes, report.rounded_bytes, report.segment_bytes);
-        ensure_eq!(numbers, (bytes, rounded, mirror.segment_for(rounded)), "the request");
+        ensure_eq!(numbers, (bytes, rounded, mirror.least_growth(rounded)), "the request");
         ensure_eq!((report.stream, report.limit_bytes), (stream, mirror.limit), "stream, limit");
         ensure_eq!(report.reserved_bytes, mirror.reserved(), "reserved");
         for (bytes_reported, kind, state) in [

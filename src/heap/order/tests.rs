@@ -61,7 +61,7 @@ fn mapped_pages_keep_the_number_of_the_gap_and_the_rest_of_it_is_new() {
         let page_bytes = 2 * MIB;
         let (address, size_bytes) = (SEGMENT, 8 * page_bytes);
         heap.add_reservation(Reservation { address, size_bytes, page_bytes, kind: SMALL });
-        let start = heap.room_for(SMALL, page_bytes).unwrap();
+        let start = heap.room_for(SMALL, page_bytes, false).unwrap();
         let before = heap.slab.get(start).key;
         let Some(Growing::Map(run)) = heap.plan_growth(start, 2 * page_bytes) else { panic!() };
         let mapped = heap.mapped(run);
