@@ -17,9 +17,17 @@ const PREFERRED: c_long = 1;
 /// The number of nodes in a node mask.
 pub(super) const NODES_MAX: u32 = 1024;
 
+/// Returns the size of a page. rustix would read it from the auxiliary vector of the process by itself, which
+/// crashes under valgrind.
+fn page_bytes() -> usize {
+    // SAFETY: the call reads a constant of the system.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).expect("every system has pages")
+}
+
 /// Returns the size of this layout, rounded up to whole pages.
 fn pages(layout: Layout) -> Option<usize> {
-    layout.size().checked_next_multiple_of(rustix::param::page_size())
+    layout.size().checked_next_multiple_of(page_bytes())
 }
 
 /// Maps fresh, zeroed memory. Pages that are not touched use no memory.
@@ -28,7 +36,7 @@ pub(super) fn map(layout: Layout, options: SystemOptions) -> DriverResult<NonNul
     let size = pages(layout).ok_or_else(too_large)?;
     let huge = options.huge_pages && layout.size() as u64 >= HUGE_PAGE_BYTES;
     let wanted = if huge { layout.align().max(2 << 20) } else { layout.align() };
-    let spare = if wanted > rustix::param::page_size() { wanted } else { 0 };
+    let spare = if wanted > page_bytes() { wanted } else { 0 };
     let whole = size.checked_add(spare).ok_or_else(too_large)?;
     let (access, kind) =
         (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
@@ -85,7 +93,7 @@ fn last_error() -> Errno {
 /// Releases the memory of the whole pages inside a range. They read as zeros afterwards. A failure keeps the
 /// memory, with unchanged bytes.
 pub(super) fn discard(range: &mut [u8]) {
-    let page = rustix::param::page_size();
+    let page = page_bytes();
     let head = range.as_ptr().align_offset(page).min(range.len());
     let whole = (range.len() - head) / page * page;
     if whole > 0 {

@@ -91,6 +91,16 @@ fn a_c_program_reaches_everything_an_allocator_can_do() {
 }
 
 #[test]
+fn memory_is_mapped_under_valgrind_too() {
+    let Some(program) = compile("cc", "mapped.c", &["-std=c11"]) else { return };
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        eprintln!("skipped: no valgrind");
+        return;
+    }
+    run(Path::new("valgrind"), &["-q", program.to_str().expect("a plain path")], "host");
+}
+
+#[test]
 fn a_cpp_program_calls_as_pytorch_does() {
     let Some(program) = compile("c++", "torch.cpp", &["-std=c++17"]) else { return };
     let library = shared_library();
