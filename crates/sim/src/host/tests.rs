@@ -12,6 +12,7 @@ mod pinned;
 mod pools;
 mod reuse;
 mod sharing;
+mod threads;
 
 const A: StreamId = StreamId(64);
 const B: StreamId = StreamId(128);

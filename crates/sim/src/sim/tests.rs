@@ -12,6 +12,11 @@ impl<K: Kind> SimulatedDevice<K> {
     pub(crate) fn stored_bytes(&self) -> (u64, u64) {
         self.shared.state.lock().backing.as_ref().map_or((0, 0), |backing| backing.stored_bytes())
     }
+
+    /// Sets the number of worker threads that the system starts.
+    pub(crate) fn limit_workers(&self, most: usize) {
+        self.shared.state.lock().work.workers_max = most;
+    }
 }
 
 fn sim(event_mode: EventMode) -> Sim {

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 
 use hashbrown::HashMap;
 
-use super::workers::Job;
+use super::workers::{Job, WORKERS};
 use super::{Done, EventMode, Refusal, ensure, invalid};
 use stratalloc::driver::NodeId;
 use stratalloc::ids::{EventId, StreamId};
@@ -97,6 +97,8 @@ pub(super) struct Work {
     /// Whether worker threads finish the work. The mode is `Manual` then.
     pub(super) has_threads: bool,
     pub(super) workers: Vec<JoinHandle<()>>,
+    /// The number of threads to start.
+    pub(super) workers_max: usize,
     /// The device is being dropped: gates no longer hold work back, and workers end when nothing is left.
     pub(super) is_ending: bool,
 }
@@ -106,7 +108,8 @@ const FIRST_STREAM: u64 = 0x51_0000;
 
 impl Work {
     pub(super) fn new(mode: EventMode, has_threads: bool) -> Self {
-        Self { mode, has_threads, last_stream: FIRST_STREAM, ..Self::default() }
+        let last_stream = FIRST_STREAM;
+        Self { mode, has_threads, last_stream, workers_max: WORKERS, ..Self::default() }
     }
 
     pub(super) fn create_stream(&mut self) -> StreamId {

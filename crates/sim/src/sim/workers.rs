@@ -1,7 +1,8 @@
 //! Worker threads that run the work of streams.
 //!
 //! The jobs of a stream run in order. A job that waits (for a mark or a gate) blocks no worker: workers
-//! skip streams whose next job is not ready.
+//! skip streams whose next job is not ready. If the system starts no thread, the thread that submits a job or
+//! opens a gate runs all jobs that are ready.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,11 +11,12 @@ use std::sync::{Arc, Weak};
 use parking_lot::MutexGuard;
 
 use super::backing::Task;
-use super::work::Mark;
+use super::work::{Mark, Work};
 use super::{Kind, Shared, SimulatedDevice, State};
 use stratalloc::ids::StreamId;
 
-const WORKERS: usize = 4;
+/// The number of worker threads of a device.
+pub(super) const WORKERS: usize = 4;
 
 /// An entry of a stream's queue.
 pub(super) enum Job {
@@ -30,16 +32,18 @@ impl fmt::Debug for Job {
 }
 
 impl Shared {
-    /// Adds a job to a stream. The first one starts the workers.
+    /// Adds a job to a stream. The first one starts the workers. If the system starts none, runs the jobs
+    /// that are ready, and the next job tries again.
     pub(super) fn push(self: &Arc<Self>, state: &mut State, stream: usize, job: Job) {
         let work = &mut state.work;
         work.push(stream, job);
         if work.workers.is_empty() {
             let start = |_| {
                 let shared = Arc::clone(self);
-                std::thread::spawn(move || shared.serve())
+                std::thread::Builder::new().spawn(move || shared.serve()).ok()
             };
-            work.workers = (0..WORKERS).map(start).collect();
+            work.workers = (0..work.workers_max).filter_map(start).collect();
+            work.run_without_workers();
         }
         self.changed.notify_all();
     }
@@ -63,6 +67,20 @@ impl Shared {
     }
 }
 
+impl Work {
+    /// Runs all jobs that are ready, if there are no workers.
+    fn run_without_workers(&mut self) {
+        while self.workers.is_empty()
+            && let Some((stream, job)) = self.next_job()
+        {
+            if let Job::Run(task) = job {
+                task();
+            }
+            self.end_job(stream);
+        }
+    }
+}
+
 impl<K: Kind> SimulatedDevice<K> {
     /// Puts a gate at the current end of a stream. The device must have worker threads.
     pub(crate) fn gate(&self, stream: StreamId) -> Gate {
@@ -79,6 +97,7 @@ impl<K: Kind> Drop for SimulatedDevice<K> {
         let workers = {
             let work = &mut self.shared.state.lock().work;
             work.is_ending = true;
+            work.run_without_workers();
             std::mem::take(&mut work.workers)
         };
         self.shared.changed.notify_all();
@@ -104,8 +123,9 @@ impl Gate {
 impl Drop for Gate {
     fn drop(&mut self) {
         if let Some(device) = self.device.upgrade() {
-            let _state = device.state.lock();
+            let mut state = device.state.lock();
             self.open.store(true, Ordering::Release);
+            state.work.run_without_workers();
             device.changed.notify_all();
         }
     }
