@@ -5,6 +5,7 @@
 
 mod layers;
 mod papers;
+mod sentences;
 mod source;
 mod text;
 mod threads;
@@ -59,6 +60,7 @@ rules! {
     nothing_is_used_that_an_ending_thread_has_no_more: product, threads::usable_to_the_end;
     nothing_is_unwrapped_outside_tests: product, text::unwraps;
     comments_are_in_plain_english: any, words::plain;
+    docs_are_whole_sentences: any, sentences::whole;
 }
 
 #[test]
@@ -66,6 +68,22 @@ fn the_papers_know_every_room_of_the_house() {
     let plan = papers::read("ARCHITECTURE.md");
     assert_eq!(papers::rooms(&plan, &papers::folders()), [""; 0]);
     assert_eq!(papers::rooms(&plan, &papers::top_folders()), [""; 0]);
+}
+
+#[test]
+fn every_path_in_a_paper_exists() {
+    for paper in ["ARCHITECTURE.md", "CONTRIBUTING.md", "RELEASING.md"] {
+        let exists = |path: &str| source::root().join(path).exists();
+        assert_eq!(papers::missing_paths(&papers::read(paper), exists), [""; 0], "{paper}");
+    }
+}
+
+#[test]
+fn the_papers_list_the_places_of_unsafe_code() {
+    for paper in ["ARCHITECTURE.md", "CONTRIBUTING.md"] {
+        let places = layers::UNSAFE;
+        assert_eq!(papers::places_of_unsafe(&papers::read(paper)), places, "{paper}");
+    }
 }
 
 #[test]

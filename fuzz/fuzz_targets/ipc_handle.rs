@@ -1,4 +1,4 @@
-//! libFuzzer target: passes each input to the check of the same name in `tests/fuzz_checks`.
+//! A target of libFuzzer: passes each input to the check of the same name in `tests/fuzz_checks`.
 
 #![no_main]
 

@@ -1,5 +1,4 @@
-//! if they are in many small blocks. It is always 0 with `cudaMallocAsync`, because the driver does not
-//! report its free ranges.
+//! The trait of all allocators, and the types of its arguments and results.
 //!
 //! A user-defined allocator implements [`DeviceAllocator::allocate`] and [`DeviceAllocator::free`].
 //! Everything else is an optional capability, a field of [`Control`].
@@ -486,7 +485,8 @@ impl CacheInfo {
 
     /// Returns the external fragmentation of the segments: 1 - largest free block / sum of all free
     /// blocks. Adjacent free blocks of a segment count as one. The result is 0 if nothing is free or
-    /// all free bytes are in one block, and near
+    /// all free bytes are in one block, and near 1 if they are in many small blocks. It is always 0 with
+    /// `cudaMallocAsync`, because the driver does not report its free ranges.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio, of far less than 2^52 bytes")]
     pub fn fragmentation(&self) -> f64 {

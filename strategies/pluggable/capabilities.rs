@@ -69,7 +69,7 @@ impl PluggableAllocator {
         let address = name.address;
         let mut shard = self.table.lock(address);
         shard.live(name)?;
-        let Some(set_fraction) = &self.callbacks.record_stream else {
+        let Some(record_stream) = &self.callbacks.record_stream else {
             let is_new = |own: &&mut Block| own.stream != stream && !own.uses.contains(&stream);
             if let Some(block) = shard.get_mut(address).filter(is_new) {
                 block.uses.push(stream);
@@ -77,7 +77,7 @@ impl PluggableAllocator {
             return Ok(());
         };
         drop(shard);
-        set_fraction(address, stream);
+        record_stream(address, stream);
         Ok(())
     }
 }

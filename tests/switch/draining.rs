@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use super::{ALL, ASYNC, EXPANDABLE, Fixture, NATIVE};
 use crate::common::prelude::*;
 
-/// cudaMallocAsync with a memory pool of its own.
+/// `cudaMallocAsync` with a memory pool of its own.
 const OWN: &str = "backend:cudaMallocAsync,malloc_async_own_pool:True";
 
 /// A thread-local value that allocates and frees when its thread ends.

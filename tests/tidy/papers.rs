@@ -75,6 +75,83 @@ pub(crate) fn manifest(text: &str) -> Vec<String> {
     found
 }
 
+/// The folders that a path in a document may be relative to.
+const BASES: [&str; 10] = [
+    "",
+    "src",
+    "strategies",
+    "tests",
+    "python",
+    "python/stratalloc",
+    "crates",
+    "crates/tools",
+    "crates/tools/src",
+    "crates/ffi",
+];
+
+/// Returns the paths in a document that do not exist. The `.rs` of a path may be missing, and paths with
+/// placeholders are left out.
+pub(crate) fn missing_paths(paper: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
+    let breaks = |c: char| c.is_whitespace() || "`()[]|,;:\"'#".contains(c);
+    let is_path = |word: &&str| {
+        let is_part = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+        word.contains('/')
+            && !word.contains("//")
+            && !word.starts_with('/')
+            && word.chars().all(is_part)
+    };
+    let words = paper.split(breaks).map(|word| word.trim_end_matches('.'));
+    let is_missing = |path: &&str| {
+        let mut places = BASES.iter().map(|base| format!("{base}/{path}"));
+        !places.any(|place| {
+            let place = place.trim_start_matches('/');
+            exists(place) || exists(&format!("{place}.rs"))
+        })
+    };
+    words.filter(is_path).filter(is_missing).map(str::to_owned).collect()
+}
+
+/// Returns the places of unsafe code that a document lists, as paths without `.rs`. The list is the item that
+/// begins with the word, up to the next item or paragraph.
+pub(crate) fn places_of_unsafe(paper: &str) -> Vec<String> {
+    let list = paper.split_once("- `unsafe` ").map_or("", |(_, list)| list);
+    let end = ["\n- ", "\n\n"].iter().filter_map(|end| list.find(end)).min();
+    let spans = list[..end.unwrap_or(list.len())].split('`').skip(1).step_by(2);
+    spans.map(|span| whole_path(span.trim_end_matches('/').trim_end_matches(".rs"))).collect()
+}
+
+/// Returns a path relative to the repository. Documents leave out `src/` of the library and of packages.
+fn whole_path(path: &str) -> String {
+    match path {
+        "crates/ffi" | "crates/account" => format!("{path}/src"),
+        _ if ["src/", "strategies/", "crates/"].iter().any(|base| path.starts_with(base)) => {
+            path.to_owned()
+        }
+        _ => format!("src/{path}"),
+    }
+}
+
+#[test]
+fn a_path_of_a_file_that_was_renamed_is_seen() {
+    let exists = |path: &str| ["src/heap/at.rs", "tests/common/", "scripts/a.sh"].contains(&path);
+    let missing = |paper: &str| missing_paths(paper, exists);
+    assert_eq!(
+        missing("see `tests/common/law.rs` and [x](docs/y.md#z)."),
+        ["tests/common/law.rs", "docs/y.md"]
+    );
+    let good =
+        "`heap/at`, `heap/at.rs`; scripts/a.sh. https://x/y <= `a/*.rs` tests/common/ /dev/null";
+    assert_eq!(missing(good), [""; 0]);
+}
+
+#[test]
+fn places_of_unsafe_code_are_found_in_a_paper() {
+    let paper =
+        "- `heap/` x\n- `unsafe` is in `sync/`, `heap/at.rs`,\n  `crates/ffi` only.\n- `other`";
+    assert_eq!(places_of_unsafe(paper), ["src/sync", "src/heap/at", "crates/ffi/src"]);
+    assert_eq!(places_of_unsafe("none"), [""; 0]);
+}
+
 #[test]
 fn an_unnamed_room_is_seen() {
     let folders = ["src/heap/".to_owned(), "src/novel/".to_owned()];

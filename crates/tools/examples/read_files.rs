@@ -1,6 +1,8 @@
 //! Reads recordings on some threads and drops them: the time that any analysis of many files needs at least.
 //!
-//! `cargo run --release -p stratalloc-tools --example read_files -- THREADS TRACE...`
+//! ```sh
+//! cargo run --release -p stratalloc-tools --example read_files -- THREADS TRACE...
+//! ```
 
 use rayon::prelude::*;
 use stratalloc_tools::replay::reader::{self, Limits};
