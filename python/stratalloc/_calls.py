@@ -44,6 +44,7 @@ class Text(enum.IntEnum):
     TORCH_NAME = 8
     METRICS = 9
     CONF_KEYS = 10
+    TORCH_OOM_LINE = 11
 
 
 class CacheInfo(Structure):

@@ -24,6 +24,8 @@ from ._library import load
 _UNKNOWN_ADDRESS = 5
 # The kind of memory of a backup on disk.
 _DISK = "disk"
+# The kind of memory of a backup that stays after a resume.
+_PINNED = "pinned"
 
 
 def enable():
@@ -190,7 +192,7 @@ class MemorySaver:
         """Returns a tag, and creates it if there is none."""
         backend = backend if backup else "dropped"
         # Its own library maps free memory again as well.
-        options = {"backup": "host" if backup else None, "keep": backend == "pinned", "keep_free": True}
+        options = {"backup": "host" if backup else None, "keep": backend == _PINNED, "keep_free": True}
         made = _sleep.tag(f"{tag}{graph}, {backend}", **options)
         with self._lock:
             self._tags[made] = (tag, backend)

@@ -5,6 +5,19 @@ use super::{
     Recording, Sharing, Sleeping,
 };
 
+/// The kind of memory that an allocator's blocks are in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// Memory of the driver, which is memory of its device.
+    #[default]
+    Device,
+    /// Memory of the host from the system. The driver of the device does not know it.
+    Host,
+    /// Page-locked memory of the host from the driver.
+    PinnedHost,
+}
+
 /// The capabilities of an allocator. `None` for those that it lacks.
 ///
 /// An allocator returns the capabilities that it has. A wrapper replaces those that it changes, and
@@ -33,6 +46,11 @@ pub struct Control<'a> {
     /// [`free_raw`](super::DeviceAllocator::free_raw) and
     /// [`record_stream_raw`](super::DeviceAllocator::record_stream_raw).
     pub by_address: bool,
+    /// The kind of memory that new blocks are in.
+    pub memory: MemoryKind,
+    /// Whether a caller may take blocks from the driver instead of from the allocator, as PyTorch does
+    /// with `PYTORCH_NO_CUDA_MEMORY_CACHING`.
+    pub may_be_bypassed: bool,
     /// User callbacks that are called under memory pressure.
     pub hooks: Option<&'a Hooks>,
     /// Private memory pools.
@@ -55,18 +73,23 @@ pub struct Control<'a> {
 macro_rules! combine {
     ($($capability:ident)*) => {
         impl Control<'_> {
-            /// Removes the capabilities that `other` lacks.
+            /// Removes the capabilities that `other` lacks. The kind of memory becomes that of `other`.
             pub(crate) fn also_in(self, other: &Control<'_>) -> Self {
                 Self {
                     by_address: self.by_address && other.by_address,
+                    memory: other.memory,
+                    may_be_bypassed: self.may_be_bypassed && other.may_be_bypassed,
                     $($capability: self.$capability.filter(|_| other.$capability.is_some()),)*
                 }
             }
 
-            /// Adds the capabilities of `other` that are missing here.
+            /// Adds the capabilities of `other` that are missing here, except those that concern new
+            /// blocks.
             pub(crate) fn or(self, other: Self) -> Self {
                 Self {
                     by_address: self.by_address || other.by_address,
+                    memory: self.memory,
+                    may_be_bypassed: self.may_be_bypassed,
                     $($capability: self.$capability.or(other.$capability),)*
                 }
             }

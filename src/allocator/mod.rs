@@ -24,7 +24,7 @@ use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::size::{PoolKind, REQUEST_MAX_BYTES, fraction_of_limit};
 use crate::stats::{Statistics, Usage};
 
-pub use control::Control;
+pub use control::{Control, MemoryKind};
 pub use hooks::{FreeMemoryCallback, Hooks, OomObserver};
 pub use peers::PeerAccess;
 pub use pools::{
@@ -221,8 +221,9 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
     fn allocate(&self, request: Request) -> Result<Allocation, AllocError>;
 
     /// Frees a block. Work submitted to the block's own stream may still be running. Work on other
-    /// streams must have been announced (see [`CrossStream`]). With `backend:pinned` work on the block's
-    /// own stream must have been announced too; `DeviceVec` does that.
+    /// streams must have been announced (see [`CrossStream`]). If
+    /// [`CrossStream::needs_own_stream`] returns true, work on the block's own stream must have been
+    /// announced too; `DeviceVec` does that.
     ///
     /// Does not wait for running work, with these exceptions:
     ///
@@ -326,6 +327,13 @@ pub trait CrossStream: Send + Sync {
     ///
     /// [`HandleError`] when the handle is foreign or stale.
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError>;
+
+    /// Returns true if the free of a block waits for announced streams only. The block's own stream must
+    /// then be announced too. Memory of the host is such memory: a program writes to a new block without
+    /// a stream.
+    fn needs_own_stream(&self) -> bool {
+        false
+    }
 
     /// Makes freed blocks available if the work of other streams on them has finished. Each allocation
     /// does this too. Does not wait for work of the device. Does nothing on a thread that captures.

@@ -4,16 +4,16 @@
 
 use super::error::{ConfigError, Span};
 use super::read::Reader;
-use super::rows::BUILT_IN;
+use super::rows::{BUILT_IN, BUILT_IN_BACKENDS};
 use super::settings::Settings;
 use super::user::UserKey;
 use super::versions::TorchVersion;
 use super::{Config, Origin};
 use crate::size::MIB;
 
-/// Returns true if `backend` is built in. Each built-in backend has keys of its own.
+/// Returns true if `backend` is built in.
 pub(super) fn is_built_in(backend: &str) -> bool {
-    BUILT_IN.iter().any(|key| key.backends.contains(&backend))
+    BUILT_IN_BACKENDS.contains(&backend)
 }
 
 /// One key.

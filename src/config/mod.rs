@@ -39,6 +39,8 @@ pub use keys::nearest_of;
 pub use keys::{Key, KeyTable};
 pub use layers::{FaultSetting, LayerSetting};
 pub use rows::BUILT_IN;
+#[cfg(test)]
+pub(crate) use rows::BUILT_IN_BACKENDS;
 pub use settings::{
     CpuSettings, HandleType, HistorySettings, PeersSetting, PinnedNuma, PinnedRounding,
     PinnedSettings, PluggableSettings, Reserve, Settings,

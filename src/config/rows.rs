@@ -54,7 +54,10 @@ const NATIVE_AND_ASYNC: &[&str] = &["native", "cudaMallocAsync"];
 const PLUGGABLE: &[&str] = &["pluggable"];
 const CPU: &[&str] = &["cpu"];
 const PINNED: &[&str] = &["pinned"];
-const BUILT_IN_BACKENDS: &[&str] = &["native", "cudaMallocAsync", "pluggable", "cpu", "pinned"];
+/// The names of the built-in strategies, in the order of the registry's rows.
+pub(crate) const BUILT_IN_BACKENDS: [&str; 5] =
+    ["native", "cudaMallocAsync", "pluggable", "cpu", "pinned"];
+const BUILT_IN_ONLY: &[&str] = &BUILT_IN_BACKENDS;
 
 impl Key {
     const fn since(self, minor: u8) -> Self {
@@ -124,7 +127,7 @@ keys! {
         also(&["release_lock_on_hipmalloc"]), "other misses continue while one waits for the driver";
     graph_capture_record_stream_reuse => graph_capture_record_stream_reuse: FLAG, NATIVE, since(9),
         "blocks that were used by other streams are reused inside a graph capture";
-    per_process_memory_fraction => per_process_memory_fraction: FRACTION, BUILT_IN_BACKENDS, since(10),
+    per_process_memory_fraction => per_process_memory_fraction: FRACTION, BUILT_IN_ONLY, since(10),
         "part of the device's memory that may be reserved";
     throw_on_cudamalloc_oom => throw_on_device_oom: FLAG, NATIVE, since(12),
         idle(|settings| {

@@ -185,6 +185,10 @@ impl<A: DeviceAllocator, P: Placement> CrossStream for Shifted<A, P> {
         self.announce(BlockName::of(allocation, self.owner)?, stream)
     }
 
+    fn needs_own_stream(&self) -> bool {
+        self.cross().needs_own_stream()
+    }
+
     fn process_events(&self) -> Result<(), DriverError> {
         self.cross().process_events()
     }

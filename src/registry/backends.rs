@@ -22,6 +22,9 @@ pub struct Backend {
     pub alias: &'static str,
     /// A description in one line.
     pub about: &'static str,
+    /// The words that PyTorch's own out-of-memory errors have with this strategy only, and that programs
+    /// search for. Empty if there are none.
+    pub torch_oom_words: &'static str,
     pub(crate) build: fn(Build<'_>) -> Result<Strategy, BuildError>,
     /// Returns true if allocators with these settings share one memory pool of the driver.
     pub(crate) shares_pool: fn(&Settings) -> bool,
@@ -40,6 +43,7 @@ pub const BUILT_IN: &[Backend] = &[
     row("native", native, "fixed segments cached per stream; PyTorch's decisions"),
     Backend {
         alias: "hipMallocAsync",
+        torch_oom_words: "would exceed allowed memory. (out of memory)",
         shares_pool: |settings| !settings.malloc_async_own_pool,
         ..row("cudaMallocAsync", malloc_async, "the driver's stream-ordered pools")
     },
@@ -53,7 +57,7 @@ const fn row(
     build: fn(Build<'_>) -> Result<Strategy, BuildError>,
     about: &'static str,
 ) -> Backend {
-    Backend { name, alias: name, about, build, shares_pool: |_| false }
+    Backend { name, alias: name, about, torch_oom_words: "", build, shares_pool: |_| false }
 }
 
 fn native(build: Build<'_>) -> Result<Strategy, BuildError> {
@@ -135,6 +139,7 @@ pub(crate) fn device_count(driver: &dyn Driver) -> u32 {
 mod tests {
     use super::*;
     use crate::allocator::DeviceAllocator;
+    use crate::config::BUILT_IN_BACKENDS;
     use crate::driver::call::{Call, calls, forward};
     use crate::driver::{CaptureStatus, DeviceInfo, DriverResult, MemoryInfo, lacking};
     use crate::ids::{DeviceId, EventId, StreamId};
@@ -157,6 +162,11 @@ mod tests {
         }
 
         calls! { Driver forward refuse; }
+    }
+
+    #[test]
+    fn the_keys_know_every_row() {
+        assert!(BUILT_IN.iter().map(|row| row.name).eq(BUILT_IN_BACKENDS));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::allocator::DeviceAllocator;
+use crate::allocator::{DeviceAllocator, MemoryKind};
 use crate::config::{
     Config, ConfigError, HistorySettings, KeyTable, LayerSetting, Settings, UserKey,
 };
@@ -308,8 +308,13 @@ pub(crate) fn parse(text: &str) -> Result<Config, BuildError> {
 
 /// Returns true if all allocators with these settings use the same memory pool of the driver.
 pub(crate) fn shares_pool(settings: &Settings) -> bool {
-    let own = BUILT_IN.iter().find(|own| own.name == settings.backend);
-    own.is_some_and(|own| (own.shares_pool)(settings))
+    built_in(&settings.backend).is_some_and(|own| (own.shares_pool)(settings))
+}
+
+/// Returns the built-in strategy of this name.
+#[must_use]
+pub fn built_in(name: &str) -> Option<&'static Backend> {
+    BUILT_IN.iter().find(|own| own.name == name)
 }
 
 /// Returns every name that `backend:` accepts now, with its description.
@@ -404,8 +409,9 @@ fn layered(
     if settings.layers.is_empty() {
         return Ok(strategy);
     }
-    if settings.backend == "cpu" && settings.layers.contains(&LayerSetting::Guard) {
-        let why = "backend:cpu allocates from the system, and the device cannot access that memory";
+    let from_system = strategy.control().memory == MemoryKind::Host;
+    if from_system && settings.layers.contains(&LayerSetting::Guard) {
+        let why = "its memory is from the system, and the device cannot access that";
         let driver = driver.info().driver;
         return Err(LayerError::NotHere { layer: "guard", why, driver }.into());
     }

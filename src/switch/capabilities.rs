@@ -56,6 +56,15 @@ impl CrossStream for Switchable {
         found.unwrap_or_else(|| Err(unknown_block(allocation)))
     }
 
+    /// Returns the answer of the current allocator. [`Switchable::record_own_stream`] asks the allocator
+    /// of the block.
+    fn needs_own_stream(&self) -> bool {
+        self.core.call(|generation| {
+            let streams = generation.strategy.control().cross_stream;
+            streams.is_some_and(CrossStream::needs_own_stream)
+        })
+    }
+
     fn process_events(&self) -> Result<(), DriverError> {
         let current = self.core.call(Generation::process_events);
         current.and(self.core.drop_drained())

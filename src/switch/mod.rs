@@ -282,6 +282,7 @@ impl DeviceAllocator for Switchable {
             cross_stream: Some(self),
             caching: Some(self),
             by_address: true,
+            may_be_bypassed: true,
             private_pools: Some(self),
             checkpoints: Some(self),
             expandable: Some(self),

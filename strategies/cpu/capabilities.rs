@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::{BlockId, Core, CpuAllocator, fill_of, id_of};
 use crate::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, DeviceAllocator, Recording,
-    Request,
+    Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, DeviceAllocator, MemoryKind,
+    Recording, Request,
 };
 use crate::config::Config;
 use crate::error::{AllocResult, DriverError, FractionError, FreeError, HandleError};
@@ -48,6 +48,7 @@ impl DeviceAllocator for CpuAllocator {
             caching: Some(self),
             counters: Some(self),
             by_address: true,
+            memory: MemoryKind::Host,
             hooks: Some(&self.core.hooks),
             recording: Some(self),
             ..Control::default()

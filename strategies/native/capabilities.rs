@@ -4,7 +4,7 @@ use super::cell::HeapCell;
 use super::engine::Engine;
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Control, CrossStream, DeviceAllocator,
-    PeerAccess, Place, Request,
+    MemoryKind, PeerAccess, Place, Request,
 };
 use crate::config::Config;
 use crate::diagnostics;
@@ -76,6 +76,8 @@ impl DeviceAllocator for Engine {
             caching: Some(self),
             counters: Some(self),
             by_address: self.addresses.is_kept(),
+            memory: MemoryKind::Device,
+            may_be_bypassed: true,
             hooks: Some(&self.hooks),
             private_pools: Some(self),
             checkpoints: Some(self),

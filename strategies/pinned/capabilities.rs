@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::PinnedAllocator;
 use crate::allocator::{
     Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, CrossStream,
-    DeviceAllocator, Recording, Request,
+    DeviceAllocator, MemoryKind, Recording, Request,
 };
 use crate::config::Config;
 use crate::error::{AllocResult, DriverError, FractionError, FreeError, HandleError};
@@ -47,6 +47,7 @@ impl DeviceAllocator for PinnedAllocator {
             caching: Some(self),
             counters: Some(self),
             by_address: true,
+            memory: MemoryKind::PinnedHost,
             hooks: Some(&self.core.hooks),
             recording: Some(self),
             ..Control::default()
@@ -57,6 +58,10 @@ impl DeviceAllocator for PinnedAllocator {
 impl CrossStream for PinnedAllocator {
     fn record_stream(&self, allocation: &Allocation, stream: StreamId) -> Result<(), HandleError> {
         self.core.record_use(BlockName::of(allocation, self.core.owner)?, stream)
+    }
+
+    fn needs_own_stream(&self) -> bool {
+        true
     }
 
     fn process_events(&self) -> Result<(), DriverError> {

@@ -120,6 +120,10 @@ typedef enum {
   STRATALLOC_TEXT_METRICS = 9,
   // `of` is 0: the names of all keys that a configuration string can have now, separated by commas.
   STRATALLOC_TEXT_CONF_KEYS = 10,
+  // `of` is a device ordinal: the line with which PyTorch's own out-of-memory errors begin with the
+  // strategy of PyTorch's allocator on the device, before "CUDA out of memory". Usually empty. Opens no
+  // device.
+  STRATALLOC_TEXT_TORCH_OOM_LINE = 11,
 } stratalloc_text;
 
 // The blocks of a pool at one moment. An opaque handle, which is never dereferenced.

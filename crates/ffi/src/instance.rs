@@ -173,9 +173,9 @@ impl Instance {
         if is_known { Ok(()) } else { Ok(recorded?) }
     }
 
-    /// Returns true if the cache can be turned off. Only `backend:native` supports that.
+    /// Returns true if the cache of the current strategy can be turned off.
     fn may_do_without_cache(&self) -> bool {
-        self.allocator.name() == "native"
+        self.allocator.control().may_be_bypassed
     }
 
     pub(super) fn is_caching(&self) -> bool {

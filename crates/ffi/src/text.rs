@@ -53,6 +53,10 @@ pub enum Text {
     Metrics = 9,
     /// `of` is 0: the names of all keys that a configuration string can have now, separated by commas.
     ConfKeys = 10,
+    /// `of` is a device ordinal: the line with which PyTorch's own out-of-memory errors begin with the
+    /// strategy of PyTorch's allocator on the device, before "CUDA out of memory". Usually empty. Opens no
+    /// device.
+    TorchOomLine = 11,
 }
 
 /// Writes a text about `of`. `kind` is a value of `stratalloc_text`. `needed`, unless null, is set to
@@ -77,7 +81,7 @@ pub unsafe extern "C" fn stratalloc_text_write(
 /// A function that returns the text of one kind.
 type Maker = fn(of: u64) -> Result<String, Failure>;
 
-const MAKERS: [(Text, Maker); 11] = [
+const MAKERS: [(Text, Maker); 12] = [
     (Text::Statistics, |handle| Ok(json(&table::find(handle)?.allocator.statistics()))),
     (Text::Summary, |handle| Ok(table::find(handle)?.allocator.statistics().summary())),
     (Text::Layout, |handle| Ok(layout_json(&table::find(handle)?.caching()?.layout()))),
@@ -94,6 +98,7 @@ const MAKERS: [(Text, Maker); 11] = [
     (Text::TorchSummary, |device| Ok(torch::statistics(ordinal(device))?.summary())),
     (Text::TorchName, |device| torch::name_in_force(ordinal(device))),
     (Text::Metrics, |_| Ok(metrics(&table::all().iter().map(measured).collect::<Vec<_>>()))),
+    (Text::TorchOomLine, |device| torch::oom_line(ordinal(device))),
     (Text::ConfKeys, |_| Ok(key_table().names().collect::<Vec<_>>().join(","))),
 ];
 

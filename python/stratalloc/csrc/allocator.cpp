@@ -212,11 +212,8 @@ void Allocator::fail_to_take(stratalloc_status status, size_t size, DeviceIndex 
   // these words.
   auto number = static_cast<int>(device);
   std::ostringstream text;
-  if (name() == "cudaMallocAsync") {
-    text << "Allocation on device " << number << " would exceed allowed memory. (out of memory)\n";
-  }
   using c10::CachingAllocator::format_size;
-  text << "CUDA out of memory. Tried to allocate " << format_size(size) << ". GPU " << number
+  text << text_of(device, STRATALLOC_TEXT_TORCH_OOM_LINE) << "CUDA out of memory. Tried to allocate " << format_size(size) << ". GPU " << number
        << " has a total capacity of " << format_size(total) << " of which " << format_size(free)
        << " is free.\n"
        << report;

@@ -1,5 +1,6 @@
 // Installs the allocator in PyTorch, and passes PyTorch's settings to the library.
 #include <c10/util/env.h>
+#include <dlfcn.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -136,14 +137,23 @@ void heed_settings() {
   set_config_hook(hook);
 }
 
+// Returns the address at which the library that contains `address` is loaded.
+const void* library_of(const void* address) {
+  Dl_info info{};
+  return dladdr(address, &info) ? info.dli_fbase : nullptr;
+}
+
+// Returns true if the allocator is one of PyTorch's own. Their code is in the library that also has the
+// pointer to the allocator in use.
+bool is_built_in(const torch_cuda::CUDAAllocator* allocator) {
+  auto* functions = *reinterpret_cast<const void* const*>(allocator);
+  return library_of(functions) == library_of(&torch_cuda::allocator);
+}
+
 void install(const char* path) {
   auto* current = torch_cuda::get();
   TORCH_CHECK(!current->initialized(), "CUDA is in use already; install() has to come before its first use");
-  auto name = current->name();
-  TORCH_CHECK(
-      name == "native" || name == "cudaMallocAsync",
-      "PyTorch has another allocator already: ",
-      name);
+  TORCH_CHECK(is_built_in(current), "PyTorch has another allocator already: ", current->name());
   auto missing = library.load(path);
   TORCH_CHECK(missing.empty(), missing);
   // From here on `compat:pytorch` means the version of this PyTorch.

@@ -489,6 +489,10 @@ impl<A: DeviceAllocator + 'static> CrossStream for Front<A> {
         })
     }
 
+    fn needs_own_stream(&self) -> bool {
+        self.cross().needs_own_stream()
+    }
+
     fn process_events(&self) -> Result<(), DriverError> {
         self.cross().process_events()
     }

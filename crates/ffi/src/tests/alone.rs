@@ -90,12 +90,15 @@ fn queries_do_not_open_an_unused_device() {
     if !is_part() {
         // This kind of device cannot be opened.
         let kind = ("STRATALLOC_DEVICE", "gpu");
-        alone("queries_do_not_open_an_unused_device", &[kind]);
+        let conf = ("ALLOC_CONF", "backend:cudaMallocAsync");
+        alone("queries_do_not_open_an_unused_device", &[kind, conf]);
         return;
     }
     let all = text(3, Text::TorchStatistics).unwrap();
     assert!(all.contains("\"allocated_bytes.all.peak\":0,"), "{all}");
     assert!(text(3, Text::TorchSummary).unwrap().contains("hits 0 "));
+    let line = "Allocation on device 3 would exceed allowed memory. (out of memory)\n";
+    assert_eq!(text(3, Text::TorchOomLine).unwrap(), line);
     for device in [128, u64::from(u32::MAX), u64::MAX] {
         let refused = text(device, Text::TorchStatistics);
         assert_eq!(refused, Err(Status::InvalidArgument), "{device}");

@@ -16,6 +16,7 @@ use crate::instance::{InForce, Instance, environment_over, further, parse};
 use crate::messages::warn_once;
 use stratalloc::allocator::{Counters, DeviceAllocator};
 use stratalloc::config::Config;
+use stratalloc::registry::built_in;
 use stratalloc::stats::Statistics;
 use stratalloc::sync::{Defer, Global, Rank};
 
@@ -219,6 +220,16 @@ pub(crate) fn name_in_force(device: c_int) -> Result<String, Failure> {
             Ok(config.settings().backend.clone())
         }
     }
+}
+
+/// Returns the line with which PyTorch's own out-of-memory errors begin on this device. Empty for most
+/// strategies.
+pub(crate) fn oom_line(device: c_int) -> Result<String, Failure> {
+    let words = built_in(&name_in_force(device)?).map_or("", |own| own.torch_oom_words);
+    Ok(match words {
+        "" => String::new(),
+        words => format!("Allocation on device {device} {words}\n"),
+    })
 }
 
 /// Applies a configuration string to all devices or to none. See [`Devices::set_conf`].

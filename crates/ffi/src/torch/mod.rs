@@ -32,8 +32,8 @@ use super::pools::Pool;
 use super::table::TORCH_HANDLE;
 pub use class::*;
 pub(super) use devices::{
-    default_config, find, forget_all, is_opening, name_in_force, open_device, open_devices, opened,
-    statistics,
+    default_config, find, forget_all, is_opening, name_in_force, oom_line, open_device,
+    open_devices, opened, statistics,
 };
 pub use settings::*;
 use stratalloc::allocator::ScopeFilter;

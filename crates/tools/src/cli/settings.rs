@@ -85,14 +85,13 @@ fn check_backend(text: &str, config: &Config) -> Result<(), ConfigError> {
 /// Prints which keys of a configuration have no effect with its backend. `has_limit` is true if a
 /// command-line option sets a limit, which the configuration does not contain.
 pub(crate) fn write_idle_keys(config: &Config, has_limit: bool) {
-    for row in config.explain_with(&registry::key_table()) {
-        if has_limit
-            && row.key == "garbage_collection_threshold"
-            && config.settings().backend == "native"
-        {
-            continue;
-        }
-        if let (Origin::Text { .. }, Some(why)) = (row.origin, row.idle) {
+    let keys = registry::key_table();
+    // Some keys act with a limit only. Any fraction below 1 is one.
+    let limited = || format!("{},per_process_memory_fraction:0.5", config.to_text());
+    let limited = has_limit.then(|| Config::parse(limited().trim_start_matches(','), &keys).ok());
+    let in_force = limited.flatten().as_ref().unwrap_or(config).explain_with(&keys);
+    for (row, in_force) in config.explain_with(&keys).into_iter().zip(in_force) {
+        if let (Origin::Text { .. }, Some(why)) = (row.origin, in_force.idle) {
             write_stderr(format_args!("note: {} does nothing here: {why}", row.key));
         }
     }

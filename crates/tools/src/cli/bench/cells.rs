@@ -1,5 +1,6 @@
 //! Benchmark cases by name: the allocator that each builds, and the loop that it times.
 
+use stratalloc::allocator::{DeviceAllocator, MemoryKind};
 use stratalloc::handle::Handle;
 use stratalloc::size::{KIB, MIB};
 
@@ -125,16 +126,16 @@ pub(super) fn time(
         (What::DriverPool, _) => return Ok(None),
     };
     let settings = config.settings();
-    match cell {
-        Guards | Touch(_) if settings.backend != "cpu" => return Ok(None),
-        Guards => return Ok(Some(host_memory::guards(settings, threads)?)),
-        Touch(bytes) => {
-            return Ok(Some(one(host_memory::touch(&host_memory::own(settings)?, bytes))));
-        }
-        _ => {}
-    }
     let is_raw = matches!(cell, Cell::Raw(_) | ThreadsRaw);
     let Built { strategy, driver, streams } = args.build(config, is_raw, cell.streams(threads))?;
+    match (cell, strategy.control().memory) {
+        (Guards, MemoryKind::Host) => return Ok(Some(host_memory::guards(settings, threads)?)),
+        (Touch(bytes), MemoryKind::Host) => {
+            return Ok(Some(one(host_memory::touch(&host_memory::own(settings)?, bytes))));
+        }
+        (Guards | Touch(_), _) => return Ok(None),
+        _ => {}
+    }
     let raw = || Raw::of(&strategy);
     Ok(match cell {
         Cell::Typed(steps) => Some(one((loops.typed)(&Typed(&strategy), steps, &streams, effort))),
