@@ -1,5 +1,7 @@
 //! Typed buffers: their contents, the calls that they refuse, and when their memory is freed.
 
+#[cfg(target_os = "linux")]
+mod copies;
 #[cfg(all(feature = "cudarc", target_os = "linux"))]
 mod cudarc;
 #[cfg(target_os = "linux")]

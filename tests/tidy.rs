@@ -4,6 +4,7 @@
 //! it finds a bad file. A change of the layers must be made here and in `ARCHITECTURE.md`.
 
 mod layers;
+mod names;
 mod papers;
 mod sentences;
 mod source;
@@ -59,8 +60,15 @@ rules! {
     a_lint_is_silenced_only_with_a_reason: any, text::reasons;
     nothing_is_used_that_an_ending_thread_has_no_more: product, threads::usable_to_the_end;
     nothing_is_unwrapped_outside_tests: product, text::unwraps;
+    no_decision_depends_on_the_name_of_a_strategy: product, names::compared;
     comments_are_in_plain_english: any, words::plain;
     docs_are_whole_sentences: any, sentences::whole;
+}
+
+#[test]
+fn nor_does_the_python_package() {
+    let found: Vec<_> = names::package_files().iter().flat_map(names::compared).collect();
+    assert_eq!(found, [""; 0]);
 }
 
 #[test]

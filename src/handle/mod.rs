@@ -19,6 +19,7 @@ mod cudarc;
 pub mod current;
 pub mod dlpack;
 mod error;
+mod memory;
 mod tag;
 mod vec;
 mod view;
@@ -40,8 +41,9 @@ use crate::strategies::Strategy;
 use crate::switch::{CurrentStrategy, SwitchError, Switchable};
 
 pub use error::BufferError;
+pub use memory::Released;
 pub use tag::Tag;
-pub use vec::{DeviceVec, Released};
+pub use vec::DeviceVec;
 pub use view::{DeviceView, DeviceViewMut};
 
 /// An allocator with the device whose memory it allocates.
@@ -207,6 +209,14 @@ impl Handle {
         // Destroyed even if the wait failed. A wait that was submitted no longer needs the event.
         let destroyed = driver.destroy_event(event);
         Ok(ordered.and(destroyed)?)
+    }
+
+    /// Orders two streams as [`order`](Self::order) does. If the device refuses, waits on the host.
+    fn wait_on_stream(&self, before: StreamId, after: StreamId) {
+        if self.order(before, after).is_err() {
+            // If this fails too, the device is lost, and no work is running on it.
+            let _ = self.driver().synchronize_stream(before);
+        }
     }
 
     /// Allocates an uninitialized buffer of `len` values. May wait as

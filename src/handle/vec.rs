@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 
-use super::view::extent;
+use super::memory::{BufferMemory, Released};
+use super::view::{Source, extent};
 use super::{BufferError, DeviceView, DeviceViewMut, Handle, size_of_many};
 use crate::allocator::{Allocation, DeviceAllocator};
 use crate::ids::StreamId;
@@ -19,32 +20,10 @@ use crate::ids::StreamId;
 /// frees the block. At that time work on this stream may still be running. Work on other streams must
 /// have been announced with [`record_stream`](Self::record_stream).
 pub struct DeviceVec<T> {
-    handle: Handle,
-    memory: Released,
+    memory: BufferMemory,
     address: u64,
     len: usize,
-    stream: StreamId,
-    /// The streams that the buffer was lent to. Dropped after the memory, because freeing it uses them.
-    lent: Vec<Lent>,
     of: PhantomData<T>,
-}
-
-/// A stream that a buffer was lent to.
-struct Lent {
-    stream: StreamId,
-    /// Keeps the stream alive, because freeing the memory uses it.
-    _alive: Arc<dyn Any + Send + Sync>,
-}
-
-/// The memory of a buffer, as returned by [`DeviceVec::release`].
-#[must_use = "dropping it leaks the block until the allocator is dropped, or frees foreign memory"]
-pub enum Released {
-    /// The buffer had no memory.
-    Nothing,
-    /// A block, which the allocator of the buffer's handle must free.
-    Block(Allocation),
-    /// The owner of foreign memory.
-    Foreign(Box<dyn Any + Send + Sync>),
 }
 
 impl<T: Pod> DeviceVec<T> {
@@ -57,7 +36,7 @@ impl<T: Pod> DeviceVec<T> {
     ) -> Self {
         let address = block.as_ref().map_or(0, Allocation::address);
         let memory = block.map_or(Released::Nothing, Released::Block);
-        Self { handle, memory, address, len, stream, lent: Vec::new(), of: PhantomData }
+        Self { memory: BufferMemory::new(handle, memory, stream), address, len, of: PhantomData }
     }
 
     /// Creates a buffer over a block. It has as many values as fit, and the stream of the block.
@@ -114,15 +93,14 @@ impl<T: Pod> DeviceVec<T> {
         if address.checked_add(bytes).is_none() {
             return Err(BufferError::TooLong { len, item_bytes: size_of::<T>() });
         }
-        let memory = Released::Foreign(keeps);
-        let lent = Vec::new();
-        Ok(Self { handle: handle.clone(), memory, address, len, stream, lent, of: PhantomData })
+        let memory = BufferMemory::new(handle.clone(), Released::Foreign(keeps), stream);
+        Ok(Self { memory, address, len, of: PhantomData })
     }
 
     /// Returns the handle that allocated the buffer.
     #[must_use]
     pub fn handle(&self) -> &Handle {
-        &self.handle
+        &self.memory.handle
     }
 
     extent!(self => self);
@@ -130,17 +108,18 @@ impl<T: Pod> DeviceVec<T> {
     /// Returns the stream of the buffer.
     #[must_use]
     pub fn stream(&self) -> StreamId {
-        self.stream
+        self.memory.stream
     }
 
     /// Returns a view of all values for reading.
     #[must_use]
     pub fn view(&self) -> DeviceView<'_, T> {
         DeviceView {
-            handle: &self.handle,
+            handle: &self.memory.handle,
+            source: Source::Buffer(&self.memory),
             address: self.address,
             len: self.len,
-            stream: self.stream,
+            stream: self.memory.stream,
             of: PhantomData,
         }
     }
@@ -190,18 +169,7 @@ impl<T: Pod> DeviceVec<T> {
     /// [`BufferError`] when the allocator does not support several streams per block, or when the block
     /// is not live.
     pub fn record_stream(&self, stream: StreamId) -> Result<(), BufferError> {
-        let Released::Block(block) = &self.memory else {
-            return Ok(());
-        };
-        if stream == self.stream {
-            return Ok(());
-        }
-        let streams = self
-            .handle
-            .control()
-            .cross_stream
-            .ok_or_else(|| BufferError::NoStreams { backend: self.handle.name().to_owned() })?;
-        Ok(streams.record_stream(block, stream)?)
+        self.memory.record_stream(stream)
     }
 
     /// Prepares the buffer for use on another stream. That stream waits for the work submitted to the
@@ -217,50 +185,23 @@ impl<T: Pod> DeviceVec<T> {
         stream: StreamId,
         alive: Arc<dyn Any + Send + Sync>,
     ) -> Result<(), BufferError> {
-        self.record_stream(stream)?;
-        if self.lent.iter().all(|lent| lent.stream != stream) {
-            self.lent.push(Lent { stream, _alive: alive });
-        }
-        self.handle.order(self.stream, stream)
+        self.memory.lend(stream, alive)
     }
 
     /// Returns the memory without freeing it. No longer keeps the streams alive that the buffer was
-    /// lent to.
-    pub fn release(mut self) -> Released {
-        std::mem::replace(&mut self.memory, Released::Nothing)
+    /// lent to. The owner of foreign memory may be dropped at once, as when the buffer is dropped.
+    pub fn release(self) -> Released {
+        self.memory.release()
     }
-}
 
-impl<T> Drop for DeviceVec<T> {
-    fn drop(&mut self) {
-        match std::mem::replace(&mut self.memory, Released::Nothing) {
-            Released::Nothing => {}
-            Released::Block(block) => {
-                // Blocks of `backend:pinned` wait for announced streams only. If the announcement fails,
-                // the work on the stream may still use the block, so it stays allocated.
-                let announced = match self.handle.control().cross_stream {
-                    Some(streams) if self.handle.name() == "pinned" => {
-                        streams.record_stream(&block, self.stream).is_ok()
-                    }
-                    _ => true,
-                };
-                if !announced || self.handle.free(block).is_err() {
-                    self.handle.lost_one();
-                }
-            }
-            Released::Foreign(keeps) => {
-                // Order the other streams first: the owner frees the memory on this buffer's stream and
-                // does not wait for others.
-                for Lent { stream, .. } in &self.lent {
-                    if self.handle.order(*stream, self.stream).is_err() {
-                        // Fallback: wait on the host. If this fails too, the device is lost, and no
-                        // work is running on it.
-                        let _ = self.handle.driver().synchronize_stream(*stream);
-                    }
-                }
-                drop(keeps);
-            }
-        }
+    /// Returns the memory and its owner.
+    pub(super) fn memory(&self) -> &BufferMemory {
+        &self.memory
+    }
+
+    /// Returns the memory, which is freed when it is dropped, without the type of the values.
+    pub(super) fn into_memory(self) -> BufferMemory {
+        self.memory
     }
 }
 
@@ -269,18 +210,8 @@ impl<T> fmt::Debug for DeviceVec<T> {
         f.debug_struct("DeviceVec")
             .field("address", &format_args!("{:#x}", self.address))
             .field("len", &self.len)
-            .field("stream", &self.stream)
-            .field("memory", &self.memory)
+            .field("stream", &self.memory.stream)
+            .field("memory", self.memory.kind())
             .finish()
-    }
-}
-
-impl fmt::Debug for Released {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Nothing => "Nothing",
-            Self::Block(_) => "Block",
-            Self::Foreign(_) => "Foreign",
-        })
     }
 }

@@ -1,15 +1,18 @@
 //! Views of buffers, and copies between buffers and the host.
 //!
 //! All work is submitted to the buffer's stream. A view borrows its buffer, so it cannot outlive the
-//! block.
+//! block. A copy between buffers reads the source on the stream of the target. The free of the source then
+//! waits for that stream, so both buffers may be dropped at once.
 
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 
 use bytemuck::Pod;
 
+use super::dlpack::ManagedTensor;
+use super::memory::BufferMemory;
 use super::{BufferError, Handle};
-use crate::driver::{Driver, DriverResult};
+use crate::driver::Driver;
 use crate::ids::StreamId;
 
 /// Generates the methods that return the address and the length of a view.
@@ -42,10 +45,18 @@ macro_rules! extent {
 }
 pub(super) use extent;
 
+/// The owner of a view's memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source<'a> {
+    Buffer(&'a BufferMemory),
+    Tensor(&'a ManagedTensor),
+}
+
 /// A read-only view of values in a buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceView<'a, T> {
     pub(super) handle: &'a Handle,
+    pub(super) source: Source<'a>,
     pub(super) address: u64,
     pub(super) len: usize,
     pub(super) stream: StreamId,
@@ -104,7 +115,8 @@ impl<'a, T: Pod> DeviceView<'a, T> {
     pub fn copy_to_host(&self, into: &mut [T]) -> Result<(), BufferError> {
         self.same_length(self.len, into.len())?;
         self.submit(|driver, _| {
-            driver.copy_to_host(bytemuck::cast_slice_mut(into), self.address, self.stream)
+            let into = bytemuck::cast_slice_mut(into);
+            Ok(driver.copy_to_host(into, self.address, self.stream)?)
         })
     }
 
@@ -123,11 +135,20 @@ impl<'a, T: Pod> DeviceView<'a, T> {
     /// Calls `work` with the driver and the size in bytes, unless the view is empty.
     fn submit(
         &self,
-        work: impl FnOnce(&dyn Driver, u64) -> DriverResult<()>,
+        work: impl FnOnce(&dyn Driver, u64) -> Result<(), BufferError>,
     ) -> Result<(), BufferError> {
         match self.size_bytes() {
             0 => Ok(()),
-            bytes => Ok(work(&**self.handle.driver(), bytes)?),
+            bytes => work(&**self.handle.driver(), bytes),
+        }
+    }
+
+    /// Makes the free of the memory wait for `stream`: see [`BufferMemory::waits_for`].
+    fn waits_for(&self, stream: StreamId) -> Result<bool, BufferError> {
+        match self.source {
+            _ if stream == self.stream => Ok(true),
+            Source::Buffer(memory) => memory.waits_for(stream),
+            Source::Tensor(tensor) => tensor.waits_for(stream),
         }
     }
 
@@ -178,20 +199,33 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
     pub fn copy_from_host(&mut self, from: &[T]) -> Result<(), BufferError> {
         self.view.same_length(from.len(), self.view.len)?;
         let DeviceView { address, stream, .. } = self.view;
-        self.view
-            .submit(|driver, _| driver.copy_from_host(address, bytemuck::cast_slice(from), stream))
+        self.view.submit(|driver, _| {
+            Ok(driver.copy_from_host(address, bytemuck::cast_slice(from), stream)?)
+        })
     }
 
     /// Submits a copy from a buffer of the same device, on this buffer's stream. Does not wait for work
-    /// on the source's stream.
+    /// on the source's stream: call [`Handle::order`] before if the source is still being written.
+    ///
+    /// The source may be dropped at once. Its free waits for the copy, as after
+    /// [`record_stream`](super::DeviceVec::record_stream). If the source is foreign memory, or its
+    /// allocator does not support several streams per block, later work on the source's stream waits for
+    /// the copy.
     ///
     /// # Errors
     ///
-    /// [`BufferError`] when the lengths differ or the device fails.
+    /// [`BufferError`] when the lengths differ, the source's block is not live or the device fails.
     pub fn copy_from(&mut self, from: &DeviceView<'_, T>) -> Result<(), BufferError> {
         self.view.same_length(from.len, self.view.len)?;
         let DeviceView { address, stream, .. } = self.view;
-        self.view.submit(|driver, bytes| driver.copy(address, from.address, bytes, stream))
+        self.view.submit(|driver, bytes| {
+            let waits = from.waits_for(stream)?;
+            driver.copy(address, from.address, bytes, stream)?;
+            if !waits {
+                from.handle.wait_on_stream(stream, from.stream);
+            }
+            Ok(())
+        })
     }
 
     /// Submits a fill with zeros.
@@ -201,6 +235,6 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
     /// [`BufferError`] when the device fails.
     pub fn fill_zero(&mut self) -> Result<(), BufferError> {
         let DeviceView { address, stream, .. } = self.view;
-        self.view.submit(|driver, bytes| driver.fill(address, 0, bytes, stream))
+        self.view.submit(|driver, bytes| Ok(driver.fill(address, 0, bytes, stream)?))
     }
 }

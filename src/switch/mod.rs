@@ -26,7 +26,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::allocator::{Allocation, Control, DeviceAllocator, Request};
+use crate::allocator::{Allocation, Control, DeviceAllocator, MemoryKind, Request};
 use crate::config::Config;
 use crate::driver::Driver;
 use crate::error::{AllocError, FreeError, HandleError};
@@ -160,6 +160,40 @@ impl Switchable {
     #[must_use]
     pub fn retired(&self) -> usize {
         self.core.generations.retired()
+    }
+
+    /// Announces a block's own stream before its free, if the allocator that made the block needs that:
+    /// see [`CrossStream::needs_own_stream`].
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError`] when the block is stale.
+    pub(crate) fn record_own_stream(
+        &self,
+        allocation: &Allocation,
+        stream: StreamId,
+    ) -> Result<(), HandleError> {
+        let record = |strategy: &Strategy| {
+            let streams = strategy.control().cross_stream?;
+            let needed = streams.needs_own_stream();
+            of_maker(needed.then(|| streams.record_stream(allocation, stream))?)
+        };
+        let mut answer = self.core.call(|generation| record(&generation.strategy));
+        // Read after the call: if a switch replaced the maker before the call, the maker is retired now.
+        if answer.is_none() && self.core.generations.retired() > 0 {
+            answer = self.core.generations.all().iter().find_map(|one| record(&one.strategy));
+        }
+        answer.unwrap_or(Ok(()))
+    }
+
+    /// Returns the kind of a block's memory, as the allocator that made the block reports it.
+    pub(crate) fn memory_of(&self, allocation: &Allocation) -> MemoryKind {
+        let found = self.core.call_maker(|strategy| {
+            let control = strategy.control();
+            let made = of_maker(control.caching?.base_allocation(allocation));
+            made.map(|_| control.memory)
+        });
+        found.unwrap_or_else(|| self.control().memory)
     }
 
     /// Frees a block that the current allocator has refused, in the allocator that made the block. Returns

@@ -104,6 +104,19 @@ fn foreign_memory_goes_behind_the_streams_that_it_was_lent_to() {
 }
 
 #[test]
+fn released_foreign_memory_is_behind_the_streams_that_it_was_lent_to() {
+    let device = device();
+    let handle = handle(&device, CONFS[0]);
+    let [own, side] = [(); 2].map(|()| device.create_stream().unwrap());
+    let mut vec = DeviceVec::<u8>::adopt(&handle, MIB, 100, own, Box::new(())).unwrap();
+    vec.lend(side, Arc::new(())).unwrap();
+    let used = mark(&device, side);
+    drop(vec.release());
+    device.inner().complete_stream(own);
+    assert_eq!(device.query_event(used), Ok(true));
+}
+
+#[test]
 fn a_buffer_that_cannot_be_lent_fails_with_the_reason_and_frees_its_block() {
     for only in ["create_event", "record_event", "wait_event"] {
         let device = device();

@@ -1,5 +1,7 @@
 //! When a freed block is reused, and by which request.
 
+use stratalloc::handle::Released;
+
 use super::*;
 
 #[test]
@@ -45,6 +47,39 @@ fn a_buffer_is_reused_after_the_work_of_its_own_stream() {
     assert_ne!(second.address(), address);
     sim.complete_stream(SIDE);
     assert_eq!(handle.uninit::<u8>(1 << 20, SIDE).unwrap().address(), address);
+}
+
+#[test]
+fn a_buffer_waits_for_its_own_stream_after_a_switch_too() {
+    for layers in ["", ",layers:[statistics]", ",layers:[front]", ",layers:[limit:1GiB]"] {
+        let sim = device(1 << 40);
+        let conf = format!("backend:pinned{layers}");
+        let handle = stratalloc::build(&conf, Arc::clone(&sim) as _).unwrap();
+        let buffers = [(); 3].map(|()| handle.uninit::<u8>(1 << 20, SIDE).unwrap());
+        handle.switch("backend:native").unwrap();
+        handle.switch("backend:cudaMallocAsync").unwrap();
+        let held_bytes = sim.held().pinned_bytes;
+        assert!(held_bytes >= 3 << 20, "{layers}");
+        let [dropped, released, also_dropped] = buffers;
+        drop(dropped);
+        let Released::Block(block) = released.release() else { panic!("it has a block") };
+        handle.free(block).unwrap();
+        drop(also_dropped);
+        assert_eq!(sim.held().pinned_bytes, held_bytes, "{layers}: the work is running");
+        sim.complete_stream(SIDE);
+        handle.control().caching.unwrap().empty_cache().unwrap();
+        assert_eq!((sim.held().pinned_bytes, handle.lost_blocks()), (0, 0), "{layers}");
+    }
+}
+
+#[test]
+fn a_buffer_of_the_device_announces_no_stream_after_a_switch_to_pinned() {
+    let sim = device(1 << 40);
+    let handle = stratalloc::build("backend:native", Arc::clone(&sim) as _).unwrap();
+    let buffer = handle.uninit::<u8>(1 << 20, SIDE).unwrap();
+    handle.switch("backend:pinned").unwrap();
+    drop(buffer);
+    assert_eq!((sim.calls("record_event"), handle.lost_blocks()), (0, 0));
 }
 
 #[test]

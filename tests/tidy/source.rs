@@ -21,25 +21,30 @@ pub(crate) fn root() -> PathBuf {
 
 /// Returns every Rust file of the repository.
 pub(crate) fn rust_files() -> Vec<Source> {
-    let mut files = Vec::new();
-    for folder in
-        ["src", "strategies", "crates", "tests", "benches", "examples", "fuzz/fuzz_targets"]
-    {
-        collect(&root().join(folder), &mut files);
-    }
+    let folders =
+        ["src", "strategies", "crates", "tests", "benches", "examples", "fuzz/fuzz_targets"];
+    let files: Vec<_> =
+        folders.iter().flat_map(|folder| files_in(&root().join(folder), &["rs"])).collect();
     assert!(files.len() > 40, "only {} files found", files.len());
     files
 }
 
-fn collect(folder: &Path, files: &mut Vec<Source>) {
+/// Returns the files with these extensions in a folder and its subfolders.
+pub(crate) fn files_in(folder: &Path, extensions: &[&str]) -> Vec<Source> {
+    let mut files = Vec::new();
+    collect(folder, extensions, &mut files);
+    files
+}
+
+fn collect(folder: &Path, extensions: &[&str], files: &mut Vec<Source>) {
     let Ok(entries) = fs::read_dir(folder) else {
         return;
     };
     for entry in entries {
         let path = entry.expect("a folder that opened can be listed").path();
         if path.is_dir() {
-            collect(&path, files);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            collect(&path, extensions, files);
+        } else if extensions.iter().any(|one| path.extension().is_some_and(|own| own == *one)) {
             let text = fs::read_to_string(&path).expect("sources are UTF-8");
             let inside = path.strip_prefix(root()).expect("found under the root");
             let parts: Vec<_> = inside.iter().map(|part| part.to_string_lossy()).collect();

@@ -22,8 +22,10 @@ use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::{fmt, slice};
 
+use super::memory::BufferMemory;
+use super::view::Source;
 use super::{BufferError, DeviceVec, DeviceView, Handle};
-use crate::allocator::DeviceAllocator;
+use crate::allocator::{DeviceAllocator, MemoryKind};
 use crate::ids::StreamId;
 
 pub use abi::{
@@ -282,8 +284,16 @@ impl ManagedTensor {
         .cast()
     }
 
+    /// Makes the free of a buffer of this library wait for the work of `stream` until then. Returns false for
+    /// the memory of another library.
+    pub(super) fn waits_for(&self, stream: StreamId) -> Result<bool, BufferError> {
+        let own = self.keeps.downcast_ref::<BufferMemory>();
+        own.map_or(Ok(false), |memory| memory.waits_for(stream))
+    }
+
     /// Returns a view of all elements in the order of their addresses, for reading on a stream of `handle`'s
-    /// device. Does not wait.
+    /// device. The tensor may be dropped while that work runs if it is a buffer of this library. Any other
+    /// tensor's deleter must wait for the work of `stream`. Does not wait.
     ///
     /// # Errors
     ///
@@ -295,14 +305,16 @@ impl ManagedTensor {
         stream: StreamId,
     ) -> Result<DeviceView<'a, T>, TensorError> {
         let len = self.len_on::<T>(handle)?;
-        Ok(DeviceView { handle, address: self.info.address, len, stream, of: PhantomData })
+        self.waits_for(stream)?;
+        let (source, address) = (Source::Tensor(self), self.info.address);
+        Ok(DeviceView { handle, source, address, len, stream, of: PhantomData })
     }
 
     /// Checks device, type and alignment. Returns the number of elements.
     fn len_on<T: TensorElement>(&self, handle: &Handle) -> Result<usize, TensorError> {
         const { assert!(T::DATA_TYPE.item_bytes() == size_of::<T>() as u64) };
         let TensorInfo { address, device: found, data_type, .. } = self.info;
-        let expected = device_of(handle)?;
+        let expected = device_of(handle, handle.control().memory)?;
         if found != expected {
             return Err(TensorError::Device { found, expected });
         }
@@ -335,7 +347,7 @@ impl<T: TensorElement> DeviceVec<T> {
         const { assert!(T::DATA_TYPE.item_bytes() == size_of::<T>() as u64) };
         let info =
             self.tensor_info(T::DATA_TYPE, vec![i64::try_from(self.len()).unwrap_or(i64::MAX)])?;
-        ManagedTensor::new(info, Box::new(self))
+        ManagedTensor::new(info, Box::new(self.into_memory()))
     }
 
     /// Returns the description of a tensor in the buffer's memory. Waits for the buffer's stream if the
@@ -349,7 +361,10 @@ impl<T: TensorElement> DeviceVec<T> {
         data_type: DLDataType,
         shape: Vec<i64>,
     ) -> Result<TensorInfo, TensorError> {
-        let device = device_of(self.handle())?;
+        let device = match self.memory().tensor() {
+            Some(tensor) => tensor.info.device,
+            None => device_of(self.handle(), self.memory().memory_kind())?,
+        };
         if device.device_type != DLDevice::CUDA {
             self.handle().driver().synchronize_stream(self.stream())?;
         }
@@ -359,7 +374,8 @@ impl<T: TensorElement> DeviceVec<T> {
     /// Creates a buffer over all elements of a tensor, in the order of their addresses. It is used on
     /// `stream`, which must have been ordered after the other library's work. Dropping the buffer makes
     /// `stream` wait for the streams that the buffer was lent to, and then drops the tensor. It does not wait
-    /// for `stream`: that is up to the other library's deleter. Does not wait.
+    /// for `stream`: that is up to the other library's deleter. If the tensor is a buffer of this library,
+    /// its free waits for `stream`. Does not wait.
     ///
     /// # Errors
     ///
@@ -374,17 +390,21 @@ impl<T: TensorElement> DeviceVec<T> {
             return Err(TensorError::ReadOnly);
         }
         let len = tensor.len_on::<T>(handle)?;
+        tensor.waits_for(stream)?;
         Ok(Self::adopt(handle, tensor.info.address, len, stream, Box::new(tensor))?)
     }
 }
 
-/// Returns the device on which other libraries find the memory of an allocator.
-fn device_of(handle: &Handle) -> Result<DLDevice, TensorError> {
+/// Returns the device on which other libraries find memory of this kind.
+fn device_of(handle: &Handle, memory: MemoryKind) -> Result<DLDevice, TensorError> {
     let info = handle.driver().info();
-    match (handle.name(), info.driver) {
-        ("cpu", _) | (_, "host") => Ok(DLDevice { device_type: DLDevice::CPU, device_id: 0 }),
-        // Page-locked host memory.
-        ("pinned", "cuda") => Ok(DLDevice { device_type: DLDevice::CUDA_HOST, device_id: 0 }),
+    match (memory, info.driver) {
+        (MemoryKind::Host, _) | (_, "host") => {
+            Ok(DLDevice { device_type: DLDevice::CPU, device_id: 0 })
+        }
+        (MemoryKind::PinnedHost, "cuda") => {
+            Ok(DLDevice { device_type: DLDevice::CUDA_HOST, device_id: 0 })
+        }
         (_, "cuda") => {
             let device_id = i32::try_from(info.device.0).unwrap_or(i32::MAX);
             Ok(DLDevice { device_type: DLDevice::CUDA, device_id })
