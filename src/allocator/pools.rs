@@ -205,7 +205,8 @@ pub trait PrivatePools: Send + Sync {
 /// Private pools whose live blocks can be saved and restored. No method of this trait waits.
 pub trait Checkpoints: Send + Sync {
     /// Returns the pool's blocks. From now on, the pool's free memory is not released while the pool
-    /// has users.
+    /// has users. Except under `compat:pytorch`, a block that a request of the default pool has taken
+    /// (`use_on_oom`) counts as free, and a restore leaves it as it is.
     ///
     /// # Errors
     ///

@@ -199,6 +199,14 @@ impl Heap {
         self.free_blocks(kind).find(|(_, block)| holds(block)).map(|(slot, _)| slot)
     }
 
+    /// Returns true if the block at `slot` contains `size_bytes` at `address`.
+    #[must_use]
+    pub(crate) fn contains(&self, slot: Slot, address: u64, size_bytes: u64) -> bool {
+        let block = self.view(slot);
+        let end = address.checked_add(size_bytes);
+        block.address <= address && end.is_some_and(|end| end <= block.address + block.size_bytes)
+    }
+
     /// Returns the bytes of metadata of this heap, for tests of memory use.
     #[must_use]
     pub(crate) fn metadata_bytes(&self) -> usize {

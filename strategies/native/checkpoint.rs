@@ -5,16 +5,21 @@
 //! rules for splitting do not apply. Everything is checked first: a checkpoint that does not fit changes
 //! nothing. No driver call is made.
 //!
+//! A block that the pool has lent to a request of the default pool (`use_on_oom`) belongs to that request.
+//! So a checkpoint contains it as free, and a restore leaves it as it is. Under `compat:pytorch` lent
+//! blocks count as the pool's own, as in PyTorch.
+//!
 //! Source: PyTorch's checkpoints for CUDA graph trees, and its exact-address allocation.
 
 use super::cell::{HeapCell, HeapGuard, HeapState};
 use super::engine::Engine;
 use super::growth::Growth;
 use super::inspect::add_segments;
+use super::pools::LentBlock;
 use crate::allocator::{Allocation, Checkpoints, Freed, PoolCheckpoint, Request, Restored};
 use crate::error::{AllocError, PoolError};
 use crate::heap::{AllocatedBlock, FitRules, Heap, Slot, SplitChange};
-use crate::history::{BlockStateName, SegmentLayout};
+use crate::history::{BlockLayout, BlockStateName, SegmentLayout};
 use crate::ids::{PoolId, StreamId};
 use crate::size::{MIN_BLOCK_BYTES, PoolKind};
 
@@ -83,9 +88,19 @@ impl Engine {
         Some(made)
     }
 
-    fn free_all(&self, cell: &HeapCell, state: &mut HeapGuard<'_>, freed: &mut Vec<Freed>) {
+    /// Frees the live blocks of a heap, except those that the pool has lent.
+    fn free_all(
+        &self,
+        cell: &HeapCell,
+        state: &mut HeapGuard<'_>,
+        lent: &[LentNow],
+        freed: &mut Vec<Freed>,
+    ) {
         for slot in state.heap.live_blocks() {
             let address = state.heap.view(slot).address;
+            if is_lent(lent, address) {
+                continue;
+            }
             freed.push(Freed { address, size_bytes: state.heap.requested_bytes(slot) });
             state.heap.forget_uses(slot);
             self.free_slot(cell, state, slot);
@@ -93,8 +108,8 @@ impl Engine {
     }
 
     /// Allocates the live blocks of a recorded segment and adds them to `live`. The free block `next`
-    /// contains the segment's range. With `exact`, the segment's free blocks are allocated too and freed
-    /// at the end, so that they are counted as in PyTorch.
+    /// contains the segment's range, or is `None` if lent blocks lie in it. With `exact`, the segment's free
+    /// blocks are allocated too and freed at the end, so that they are counted as in PyTorch.
     pub(super) fn restore_segment(
         &self,
         cell: &HeapCell,
@@ -110,13 +125,16 @@ impl Engine {
             if !wanted && !exact {
                 continue;
             }
-            let Some(slot) = next else {
+            let (address, size_bytes) = (block.address, block.size_bytes);
+            let here = next.filter(|slot| state.heap.contains(*slot, address, size_bytes));
+            let found = || state.heap.free_at(segment.kind, address, size_bytes);
+            let Some(slot) = here.or_else(found) else {
                 debug_assert!(false, "the range was checked");
                 break;
             };
             let requested = if wanted && !exact { block.requested_bytes } else { block.size_bytes };
             let (heap, now) = (&mut state.heap, self.now());
-            let out = place_in(heap, slot, block.address, block.size_bytes, requested, now);
+            let out = place_in(heap, slot, address, size_bytes, requested, now);
             next = heap.free_behind(out.slot);
             placed.push((out, requested, wanted));
         }
@@ -177,11 +195,68 @@ fn check_nothing_drains(pool: PoolId, segments: &[SegmentLayout]) -> Result<(), 
     }
 }
 
+/// A lent block that is live.
+#[derive(Clone, Copy, Debug)]
+struct LentNow {
+    address: u64,
+    size_bytes: u64,
+}
+
+fn is_lent(lent: &[LentNow], address: u64) -> bool {
+    lent.binary_search_by_key(&address, |block| block.address).is_ok()
+}
+
+/// Returns the live blocks of the pool that belong to requests of the default pool, in address order. The
+/// heaps are locked and in the order of their numbers.
+fn lent_now(
+    growth: &Growth,
+    pool: PoolId,
+    cells: &[&HeapCell],
+    states: &[HeapGuard<'_>],
+) -> Vec<LentNow> {
+    if growth.is_exact() {
+        return Vec::new();
+    }
+    let live = |lent: &LentBlock| {
+        let at = cells.binary_search_by_key(&lent.heap, |cell| cell.number).ok()?;
+        let slot = states[at].heap.live(lent.id, lent.address)?;
+        let size_bytes = states[at].heap.view(slot).size_bytes;
+        Some(LentNow { address: lent.address, size_bytes })
+    };
+    let mut found: Vec<_> = growth.pools.lent(pool).iter().filter_map(live).collect();
+    found.sort_unstable_by_key(|block| block.address);
+    found
+}
+
+/// Fails if a live block of the checkpoint overlaps a lent block. A pool with a checkpoint lends nothing
+/// further, so this needs a checkpoint that was made by hand.
+fn check_beside_lent(checkpoint: &PoolCheckpoint, lent: &[LentNow]) -> Result<(), PoolError> {
+    let mut blocks = checkpoint.segments.iter().flat_map(|segment| &segment.blocks);
+    let overlaps = |block: &&BlockLayout| {
+        let end = block.address + block.size_bytes;
+        let before = lent.partition_point(|lent| lent.address < end).checked_sub(1);
+        let reaches = |at: usize| block.address < lent[at].address + lent[at].size_bytes;
+        block.state == BlockStateName::ActiveAllocated && before.is_some_and(reaches)
+    };
+    match blocks.find(overlaps) {
+        Some(&BlockLayout { address, size_bytes, .. }) => {
+            Err(PoolError::NotInPool { pool: checkpoint.pool, address, size_bytes })
+        }
+        None => Ok(()),
+    }
+}
+
 /// Fails if a live block of the heap is used, outside of captures, by another stream or by its own
 /// per-thread default stream. Freeing such a block now would allow its reuse while that work runs.
-fn check_used_by_no_other_stream(pool: PoolId, state: &HeapState) -> Result<(), PoolError> {
+fn check_used_by_no_other_stream(
+    pool: PoolId,
+    state: &HeapState,
+    lent: &[LentNow],
+) -> Result<(), PoolError> {
     let heap = &state.heap;
-    let used = |slot: &Slot| heap.uses(*slot).any(|by| !by.captured);
+    let used = |slot: &Slot| {
+        !is_lent(lent, heap.view(*slot).address) && heap.uses(*slot).any(|by| !by.captured)
+    };
     match heap.live_blocks().into_iter().find(used) {
         Some(slot) => Err(PoolError::UsedElsewhere { pool, address: heap.view(slot).address }),
         None => Ok(()),
@@ -229,8 +304,23 @@ impl Checkpoints for Engine {
         let mut growth = self.growth.lock();
         growth.pools.in_use(pool)?;
         growth.pools.check_awake(pool)?;
-        let segments = self.layout_of(&self.heaps_of(&growth, pool));
+        let mut cells = self.heaps_of(&growth, pool);
+        cells.sort_by_key(|cell| cell.number);
+        let states: Vec<_> = cells.iter().map(|cell| cell.lock()).collect();
+        let mut segments = Vec::new();
+        cells
+            .iter()
+            .zip(&states)
+            .for_each(|(cell, state)| add_segments(cell, state, &mut segments));
+        let lent = lent_now(&growth, pool, &cells, &states);
+        drop(states);
+        SegmentLayout::sort(&mut segments);
         check_nothing_drains(pool, &segments)?;
+        for block in segments.iter_mut().flat_map(|segment| &mut segment.blocks) {
+            if is_lent(&lent, block.address) {
+                (block.state, block.requested_bytes) = (BlockStateName::Inactive, 0);
+            }
+        }
         growth.pools.pin(pool);
         Ok(PoolCheckpoint { pool, segments })
     }
@@ -251,13 +341,15 @@ impl Checkpoints for Engine {
         held().for_each(|(cell, state)| add_segments(cell, state, &mut now));
         SegmentLayout::sort(&mut now);
         check_nothing_drains(pool, &now)?;
-        held().try_for_each(|(_, state)| check_used_by_no_other_stream(pool, state))?;
+        let lent = lent_now(&growth, pool, &cells, &states);
+        held().try_for_each(|(_, state)| check_used_by_no_other_stream(pool, state, &lent))?;
         check_fits(checkpoint, &now)?;
+        check_beside_lent(checkpoint, &lent)?;
         growth.pools.pin(pool);
         let mut restored = Restored::default();
         let exact = growth.is_exact();
         for (cell, state) in cells.iter().zip(&mut states) {
-            self.free_all(cell, state, &mut restored.freed);
+            self.free_all(cell, state, &lent, &mut restored.freed);
             let own = checkpoint.segments.iter().filter(|s| s.stream == cell.stream());
             for segment in own {
                 let next = state.heap.free_at(segment.kind, segment.address, segment.size_bytes);

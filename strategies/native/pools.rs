@@ -34,6 +34,7 @@ use crate::allocator::{
 use crate::diagnostics;
 use crate::driver::{CaptureStatus, capture_status_of};
 use crate::error::{AllocError, DriverError, PoolError};
+use crate::heap::BlockId;
 use crate::history::SegmentLayout;
 use crate::ids::{PoolId, StreamId};
 use crate::scopes::Routed;
@@ -71,6 +72,16 @@ pub(super) struct PrivatePool {
     open: u32,
     /// Set if the pool is a tag.
     sleep: Option<Box<Sleep>>,
+    /// Blocks that requests of the default pool have taken (`use_on_oom`). Some may have been freed since.
+    lent: Vec<LentBlock>,
+}
+
+/// A block of a pool with `use_on_oom` that a request of the default pool has taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LentBlock {
+    pub(super) address: u64,
+    pub(super) heap: u32,
+    pub(super) id: BlockId,
 }
 
 /// All private pools. Protected by the growth lock.
@@ -133,6 +144,27 @@ impl Pools {
             pool.options.use_on_oom && pool.users > 0 && !pool.heaps.is_pinned()
         };
         self.by_id.values().filter(helping).map(|pool| &pool.heaps)
+    }
+
+    /// Adds a block to those that a pool has lent. `is_live` returns false for a block that was freed.
+    pub(super) fn add_lent(
+        &mut self,
+        pool: PoolId,
+        block: LentBlock,
+        is_live: impl Fn(&LentBlock) -> bool,
+    ) {
+        if let Some(found) = self.by_id.get_mut(&pool) {
+            // Visits the list only when it is full. Its length stays below twice the most live blocks.
+            if found.lent.len() == found.lent.capacity() {
+                found.lent.retain(is_live);
+            }
+            found.lent.push(block);
+        }
+    }
+
+    /// Returns the blocks that a pool has lent. Some may have been freed since.
+    pub(super) fn lent(&self, pool: PoolId) -> &[LentBlock] {
+        self.by_id.get(&pool).map_or(&[], |found| &found.lent)
     }
 
     /// Returns true if a private pool is not pinned and its segments came from the driver. Under pressure
@@ -364,6 +396,7 @@ fn new_pool(pool: PoolId, options: PoolOptions) -> PrivatePool {
         options,
         busy: 0,
         open: 0,
+        lent: Vec::new(),
     }
 }
 

@@ -16,10 +16,11 @@ use super::cell::{HeapCell, HeapGuard, HeapKey};
 use super::engine::Engine;
 use super::growth::{Growth, Refusal};
 use super::policy::Plan;
+use super::pools::LentBlock;
 use crate::allocator::{Allocation, Request};
 use crate::diagnostics;
 use crate::error::{AllocError, DriverError, DriverErrorKind, PoolError};
-use crate::heap::FitRules;
+use crate::heap::{FitRules, Slot};
 use crate::ids::{PoolId, StreamId};
 use crate::size::{PoolKind, align_up};
 
@@ -204,8 +205,13 @@ impl Engine {
     }
 
     /// Allocates a free block of a pool with `use_on_oom`, if one fits.
-    fn search_helpers(&self, growth: &Growth, plan: &Plan, stream: StreamId) -> Option<Allocation> {
-        growth.pools.helpers().find_map(|heaps| {
+    fn search_helpers(
+        &self,
+        growth: &mut Growth,
+        plan: &Plan,
+        stream: StreamId,
+    ) -> Option<Allocation> {
+        let (pool, found) = growth.pools.helpers().find_map(|heaps| {
             let cell = self.heap_in(heaps, stream)?;
             let mut state = cell.lock();
             // PyTorch considers only fixed segments here.
@@ -213,8 +219,17 @@ impl Engine {
             let rules = FitRules { expandable, ..state.policy.rules };
             let slot = state.heap.best_fit(plan.kind, plan.rounded_bytes, &rules)?;
             let (rounded, requested) = (plan.rounded_bytes, plan.requested_bytes);
-            Some(self.allocate_slot(cell, &mut state, slot, rounded, requested))
-        })
+            Some((heaps.pool, self.allocate_slot(cell, &mut state, slot, rounded, requested)))
+        })?;
+        let (cell, id) = self.own(&found).expect("the block was just allocated");
+        let lent = LentBlock { address: found.address(), heap: cell.number, id };
+        growth.pools.add_lent(pool, lent, |lent| self.live_slot_of(lent).is_some());
+        Some(found)
+    }
+
+    /// Returns the slot of a lent block if it is live. Locks its heap.
+    fn live_slot_of(&self, lent: &LentBlock) -> Option<Slot> {
+        self.heaps.get(lent.heap)?.lock().heap.live(lent.id, lent.address)
     }
 
     /// Searches the heap again and allocates the block it finds. Unlike `allocate_by_policy`, counts no

@@ -197,6 +197,7 @@ impl PluggableAllocator {
             return Ok(Err(Refusal::Null));
         };
         let block = Block {
+            is_lent: false,
             size_bytes,
             requested_bytes: bytes,
             stream,

@@ -175,7 +175,11 @@ impl PluggableAllocator {
         let mut known = self.pools.lock();
         let helps = |(_, pool): &(&PoolId, &Pool)| pool.options.use_on_oom && !pool.fixed;
         let helpers: Vec<_> = known.pools.iter().filter(helps).map(|(id, _)| *id).collect();
-        helpers.into_iter().find_map(|pool| self.revive(&mut known, pool, request))
+        let found = helpers.into_iter().find_map(|pool| self.revive(&mut known, pool, request))?;
+        if let Some(block) = self.table.lock(found.address()).get_mut(found.address()) {
+            block.is_lent = true;
+        }
+        Some(found)
     }
 
     /// Frees the idle blocks of pools without users, and those of `own` unless a graph or checkpoint
@@ -352,7 +356,7 @@ impl PluggableAllocator {
         let is_used = |block: &&Live<Block>| {
             let elsewhere =
                 !block.uses.is_empty() || self.driver.is_per_thread_stream(block.stream);
-            block.pool == pool && block.state == State::Live && elsewhere
+            block.pool == pool && block.is_owned_by_pool() && elsewhere
         };
         let shards = self.table.lock_all();
         if let Some(used) = shards.iter().flat_map(|shard| shard.iter()).find(is_used) {
@@ -364,7 +368,8 @@ impl PluggableAllocator {
             let (address, size_bytes) = (segment.address, segment.size_bytes);
             let has_it = |block: &Block| {
                 let found = (block.pool, block.stream, block.size_bytes);
-                found == (pool, segment.stream, size_bytes) && block.state != State::Draining
+                let is_ours = block.state == State::Idle || block.is_owned_by_pool();
+                found == (pool, segment.stream, size_bytes) && is_ours
             };
             let is_sound = |block: &BlockLayout| {
                 let whole = (block.address, block.size_bytes) == (address, size_bytes);
@@ -478,7 +483,8 @@ impl Checkpoints for PluggableAllocator {
     fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, PoolError> {
         let mut known = self.pools.lock();
         known.in_use(pool)?;
-        let segments = self.layout_of(|block| block.pool == pool);
+        // A block that the pool has lent belongs to the request that took it.
+        let segments = self.layout_of(|block| block.pool == pool && !block.is_lent_now());
         let draining = |s: &&SegmentLayout| s.blocks[0].state == BlockStateName::ActivePendingFree;
         if let Some(segment) = segments.iter().find(draining) {
             return Err(PoolError::Draining { pool, address: segment.address });
@@ -492,7 +498,7 @@ impl Checkpoints for PluggableAllocator {
         let mut known = self.pools.lock();
         self.restore_checked(&mut known, checkpoint)?;
         let mut restored = Restored::default();
-        let live = self.layout_of(|block| block.pool == pool && block.state == State::Live);
+        let live = self.layout_of(|block| block.pool == pool && block.is_owned_by_pool());
         for segment in live {
             self.table.lock(segment.address).keep(segment.address);
             known.keep(pool, (segment.stream, segment.size_bytes, segment.address));

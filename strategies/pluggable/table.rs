@@ -41,6 +41,8 @@ pub(super) struct Block {
     pub(super) uses: SmallVec<[StreamId; 2]>,
     /// While the block drains, the number of events it still waits for.
     pub(super) events: usize,
+    /// True while the block belongs to a request of the default pool (`use_on_oom`).
+    pub(super) is_lent: bool,
     /// The allocator that frees the block, if not the user's `free`.
     pub(super) source: Option<Arc<dyn SegmentAllocator>>,
 }
@@ -120,6 +122,7 @@ impl Locked<'_> {
         self.get(address).filter(|block| block.state == State::Idle)?;
         let (serial, block) = self.shard.renew(address)?;
         (block.state, block.requested_bytes) = (State::Live, requested_bytes);
+        block.is_lent = false;
         let mut counters = self.counters.lock();
         counters.hits += 1;
         count_allocated(&mut counters, block);
@@ -161,6 +164,16 @@ impl Locked<'_> {
 }
 
 impl Block {
+    /// Returns true if the block is live, and for a request to its own pool.
+    pub(super) fn is_owned_by_pool(&self) -> bool {
+        self.state == State::Live && !self.is_lent
+    }
+
+    /// Returns true if the block is live, and for a request to the default pool.
+    pub(super) fn is_lent_now(&self) -> bool {
+        self.state == State::Live && self.is_lent
+    }
+
     fn kind(&self) -> PoolKind {
         PoolKind::of(self.size_bytes)
     }

@@ -92,6 +92,32 @@ fn a_pool_that_helps_out_serves_the_default_pool_before_it_fails() {
 }
 
 #[test]
+fn a_lent_block_is_no_part_of_a_checkpoint() {
+    for is_freed in [false, true] {
+        let user = User::with_bytes(1500);
+        let own = over(sim(), user.callbacks());
+        let options = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
+        let pool = MemoryPool::new(pools(&own), options).unwrap();
+        let [free, kept] = [1000, 500].map(|bytes| own.take_in(pool.id(), bytes, MAIN));
+        let mine = kept.address();
+        own.give(free);
+        let lent = own.take_on(1000, MAIN);
+        let checkpoint = own.checkpoints().checkpoint(pool.id()).unwrap();
+        let mut lent = Some(lent);
+        if is_freed {
+            own.give(lent.take().unwrap());
+        }
+        let restored = own.checkpoints().restore(&checkpoint).unwrap();
+        let live: Vec<u64> = restored.live.iter().map(Allocation::address).collect();
+        assert_eq!(live, [mine], "freed before: {is_freed}");
+        restored.live.into_iter().for_each(|block| own.give(block));
+        // Its owner's handle is still valid.
+        lent.into_iter().for_each(|block| own.give(block));
+        assert_eq!(pools(&own).live_addresses(pool.id()).unwrap(), [0; 0]);
+    }
+}
+
+#[test]
 fn a_checkpoint_is_gone_back_to() {
     let (_, own) = plenty();
     let pools = pools(&own);

@@ -333,3 +333,78 @@ fn going_back_raises_no_peak_above_what_lives() {
         tree.fixture.check();
     }
 }
+
+/// Returns a pool on a full device, one of its own blocks, and a block that it has lent to a request of the
+/// default pool.
+fn with_lent_block(conf: &str) -> (Tree, [Allocation; 2]) {
+    let tree = Tree { fixture: Fixture::new(24 * MIB, conf), pool: PoolId::next_user() };
+    let helps = PoolOptions { use_on_oom: true, ..PoolOptions::default() };
+    tree.fixture.private_pools().create_pool(tree.pool, helps).expect("it can");
+    let [free, own] = [(); 2].map(|()| tree.take(4 * MIB));
+    let address = free.address();
+    tree.give(free);
+    // The block of another size in between stays free.
+    let lent = tree.fixture.take(3 * MIB);
+    assert_eq!(lent.address(), address, "the device is full");
+    (tree, [own, lent])
+}
+
+fn addresses(blocks: &[Allocation]) -> Vec<u64> {
+    blocks.iter().map(Allocation::address).collect()
+}
+
+#[test]
+fn a_lent_block_that_its_owner_has_freed_stays_free() {
+    for conf in BOTH {
+        let (tree, [own, lent]) = with_lent_block(conf);
+        let (mine, theirs) = (own.address(), lent.address());
+        let checkpoint = tree.checkpoint();
+        tree.give(lent);
+        let later = tree.take(4 * MIB);
+        assert_eq!(later.address(), theirs, "{conf}");
+        let restored = tree.restore(&checkpoint);
+        assert_eq!(addresses(&restored), [mine], "{conf}");
+        restored.into_iter().for_each(|block| tree.give(block));
+        assert_eq!(tree.live(), [0; 0], "{conf}");
+        tree.fixture.private_pools().release_pool(tree.pool).unwrap();
+        tree.fixture.empty_cache();
+        assert_eq!(tree.fixture.reserved_bytes(), 0, "{conf}");
+        tree.fixture.check();
+    }
+}
+
+#[test]
+fn a_lent_block_that_is_live_keeps_its_place_and_its_owner() {
+    for conf in BOTH {
+        let (tree, [own, lent]) = with_lent_block(conf);
+        let (mine, theirs) = (own.address(), lent.address());
+        tree.fixture.record(&lent, SIDE);
+        let checkpoint = tree.checkpoint();
+        tree.give(own);
+        let later = tree.take(MIB + 512);
+        let restored = tree.fixture.checkpoints().restore(&checkpoint).unwrap();
+        assert_eq!(restored.freed.iter().map(|f| f.address).collect::<Vec<_>>(), [later.address()]);
+        assert_eq!(addresses(&restored.live), [mine], "{conf}");
+        assert_eq!(tree.live().into_iter().collect::<BTreeSet<_>>(), [mine, theirs].into());
+        tree.fixture.check();
+        let again = tree.fixture.checkpoints().restore(&checkpoint).unwrap();
+        assert_eq!(addresses(&again.live), [mine], "{conf}");
+        // Its owner's handle is still valid. The restored block of the pool has a new one.
+        tree.give(lent);
+        again.live.into_iter().for_each(|block| tree.give(block));
+        tree.fixture.device.complete_all();
+        tree.fixture.process_events();
+        assert_eq!(tree.live(), [0; 0], "{conf}");
+        tree.fixture.check();
+    }
+}
+
+// PyTorch lists every live block of the pool's segments.
+#[test]
+fn a_lent_block_is_part_of_a_checkpoint_under_compat_pytorch() {
+    let (tree, [own, lent]) = with_lent_block("compat:pytorch");
+    let both = [lent.address(), own.address()];
+    let checkpoint = tree.checkpoint();
+    tree.give(lent);
+    assert_eq!(addresses(&tree.restore(&checkpoint)), both);
+}
