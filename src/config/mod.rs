@@ -111,6 +111,7 @@ impl Config {
         let mut settings = self.settings.clone();
         BUILT_IN.iter().filter_map(|key| key.reset).for_each(|reset| reset(&mut settings));
         parse::apply(&mut settings, &entries)?;
+        settings.running_torch = TorchVersion::running();
         let kept = |key: &str| !BUILT_IN.iter().any(|own| own.name == key && own.reset.is_some());
         let kept = self.origins.iter().filter(|(key, _)| kept(key));
         let mut origins: Vec<(String, Origin)> =

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::layers::LayerSetting;
-use super::versions::Compat;
+use super::versions::{Compat, Ties, TorchVersion};
 use crate::size::{
     EIB, LARGE_SEGMENT_DEFAULT_BYTES, MIN_BLOCK_BYTES, OWN_SEGMENT_MIN_BYTES, RoundupDivisions,
     align_up,
@@ -67,6 +67,8 @@ pub struct Settings {
     /// `compat`: whether decisions follow PyTorch, and which version, where PyTorch's rules are defects
     /// or differ between versions.
     pub compat: Compat,
+    /// The version of the PyTorch in this process when a text was parsed last. `None` if there was none.
+    pub running_torch: Option<TorchVersion>,
     /// The keys of `backend:pluggable`.
     pub pluggable: PluggableSettings,
     /// The keys of `backend:cpu`.
@@ -76,6 +78,18 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Returns the choice among several free blocks of one size in a private pool. Under `compat:pytorch`
+    /// it is that of the version. By default it is the block in the oldest segment if the pool has an
+    /// allocator of its own, and in every private pool of a PyTorch that does the same (2.13 and later).
+    pub(crate) fn ties_in_pool(&self, has_own_allocator: bool) -> Ties {
+        let ages = |torch: TorchVersion| torch.decisions().ties == Ties::SegmentAge;
+        let ages = has_own_allocator || self.running_torch.is_some_and(ages);
+        if ages && !self.compat.is_pytorch() {
+            return Ties::SegmentAge;
+        }
+        self.compat.decisions().ties
+    }
+
     /// Clamps values that were set in code. A large segment that requests share must be able to hold
     /// each of these requests, and fractions must be in range.
     #[must_use]
@@ -147,6 +161,7 @@ impl Default for Settings {
             peers: PeersSetting::Auto,
             pinned: PinnedSettings::default(),
             compat: Compat::Default,
+            running_torch: None,
             pluggable: PluggableSettings::default(),
             cpu: CpuSettings::default(),
             extra: Vec::new(),

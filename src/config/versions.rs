@@ -128,7 +128,8 @@ impl TorchVersion {
         row.unwrap_or(if self.minor < oldest.1 { oldest } else { newest })
     }
 
-    fn running() -> Option<Self> {
+    /// Returns the version of the PyTorch in this process, if there is one.
+    pub(super) fn running() -> Option<Self> {
         let minor = RUNNING.load(Ordering::Relaxed);
         (minor != 0).then_some(Self { minor })
     }

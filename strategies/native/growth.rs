@@ -147,7 +147,8 @@ impl Growth {
     /// Returns the policy by which heaps of this pool serve hits.
     pub(super) fn policy_of(&self, pool: PoolId) -> HitPolicy {
         let hit = HitPolicy::new(&self.settings, self.limit_bytes.is_some());
-        let own = self.pools.options_of(pool).map_or(hit, |options| hit.in_pool(options));
+        let own =
+            self.pools.options_of(pool).map_or(hit, |options| hit.in_pool(options, &self.settings));
         if self.pools.is_awake(pool) { own } else { own.asleep() }
     }
 

@@ -30,11 +30,7 @@ impl HitPolicy {
                 oversize_in_expandable: settings.compat.is_pytorch(),
                 rest_min_bytes: FitRules::rest_min_bytes(settings.expandable_segments, false),
             },
-            ties: match settings.compat.decisions().ties {
-                Ties::Address => TieRule::Address,
-                Ties::BlockAge => TieRule::BlockAge,
-                Ties::SegmentAge => TieRule::SegmentAge,
-            },
+            ties: tie_rule(settings.compat.decisions().ties),
             clock_runs: limited && settings.garbage_collection_threshold.is_some(),
             asleep: false,
         }
@@ -43,7 +39,12 @@ impl HitPolicy {
     /// Returns the policy for a private pool. The garbage collector handles only the default pool, and
     /// memory of a pool's own allocator cannot be mapped page by page. A tag always has expandable
     /// segments, but the setting determines how they are split, and which count as oversize.
-    pub(super) fn in_pool(mut self, options: &PoolOptions) -> Self {
+    ///
+    /// Memory of a pool's own allocator may be registered with other processes (NCCL's symmetric memory),
+    /// which must all use the same segment at the same step. Their addresses differ, so the order of reuse
+    /// must not depend on addresses.
+    pub(super) fn in_pool(mut self, options: &PoolOptions, settings: &Settings) -> Self {
+        self.ties = tie_rule(settings.ties_in_pool(options.allocator.is_some()));
         self.rules.expandable &= options.allocator.is_none();
         self.rules.rest_min_bytes =
             FitRules::rest_min_bytes(self.rules.expandable, options.no_split);
@@ -72,6 +73,14 @@ impl HitPolicy {
     #[inline]
     pub(super) const fn is_oversize(&self, block_bytes: u64) -> bool {
         block_bytes >= self.rules.max_split_bytes
+    }
+}
+
+fn tie_rule(ties: Ties) -> TieRule {
+    match ties {
+        Ties::Address => TieRule::Address,
+        Ties::BlockAge => TieRule::BlockAge,
+        Ties::SegmentAge => TieRule::SegmentAge,
     }
 }
 
@@ -118,5 +127,30 @@ impl Plan {
             expandable: hit.rules.expandable,
             capturing: false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Compat, TorchVersion};
+
+    #[test]
+    fn private_pools_follow_the_age_of_segments_beside_a_pytorch_that_does() {
+        let ties = |compat, running_torch| {
+            let settings = Settings { compat, running_torch, ..Settings::default() };
+            let hit = HitPolicy::new(&settings, false);
+            (hit.ties, hit.in_pool(&PoolOptions::default(), &settings).ties)
+        };
+        let (address, age) = (TieRule::Address, TieRule::SegmentAge);
+        for running in [None, Some(TorchVersion::V2_11), Some(TorchVersion::V2_12)] {
+            assert_eq!(ties(Compat::Default, running), (address, address), "{running:?}");
+        }
+        for running in [TorchVersion::V2_13, TorchVersion::V2_14] {
+            assert_eq!(ties(Compat::Default, Some(running)), (address, age), "{running}");
+            let compat = Compat::Version(TorchVersion::V2_11);
+            assert_eq!(ties(compat, Some(running)), (address, address), "{running}");
+        }
+        assert_eq!(ties(Compat::Version(TorchVersion::V2_13), None), (age, age));
     }
 }

@@ -187,3 +187,51 @@ fn memory_that_the_driver_does_not_know_cannot_be_shared() {
     assert!(refused.to_string().contains("a pool's own allocator"), "{refused}");
     fixture.give(block);
 }
+
+/// An allocator of segments whose addresses rise, or fall. Those of NCCL's symmetric memory rise on some
+/// ranks and fall on others.
+#[derive(Debug)]
+struct InOrder {
+    falls: bool,
+    count: AtomicU64,
+}
+
+impl SegmentAllocator for InOrder {
+    fn allocate(&self, _: u64, _: StreamId) -> Option<u64> {
+        let steps = self.count.fetch_add(1, Ordering::Relaxed) << 32;
+        Some(if self.falls { (1 << 50) - steps } else { (1 << 50) + steps })
+    }
+
+    fn free(&self, _: u64, _: u64, _: StreamId) {}
+}
+
+/// Returns which of three freed segments a request reuses, for rising and for falling addresses.
+fn reused(conf: &str, own: bool) -> [usize; 2] {
+    [false, true].map(|falls| {
+        let fixture = Fixture::new(ROOMY, conf);
+        let allocator = Arc::new(InOrder { falls, count: AtomicU64::new(1) });
+        let allocator = own.then_some(allocator as Arc<dyn SegmentAllocator>);
+        let options = PoolOptions { allocator, ..PoolOptions::default() };
+        let pool = MemoryPool::new(fixture.private_pools(), options).expect("it can");
+        let blocks = [(); 3].map(|()| fixture.take_in(pool.id(), 30 * MIB, HOME));
+        let addresses = blocks.each_ref().map(Allocation::address);
+        blocks.into_iter().for_each(|block| fixture.give(block));
+        let again = fixture.take_in(pool.id(), 30 * MIB, HOME);
+        let at = addresses.iter().position(|address| *address == again.address());
+        fixture.give(again);
+        at.expect("one of them is reused") + 1
+    })
+}
+
+#[test]
+fn the_order_of_reuse_of_own_memory_does_not_depend_on_addresses() {
+    assert_eq!(reused("", true), [1, 1]);
+    for version in ["13", "14", "15"] {
+        assert_eq!(reused(&format!("compat:pytorch-2.{version}"), true), [1, 1], "2.{version}");
+    }
+    // The rule of these versions is the lowest address.
+    for version in ["10", "11"] {
+        assert_eq!(reused(&format!("compat:pytorch-2.{version}"), true), [1, 3], "2.{version}");
+    }
+    assert_eq!(reused("", false), [1, 1], "the simulated device hands out rising addresses");
+}
