@@ -22,6 +22,7 @@ use smallvec::SmallVec;
 
 use super::cell::HeapCell;
 use super::engine::Engine;
+use crate::allocator::ScopeFilter;
 use crate::config::Settings;
 use crate::driver::{CaptureStatus, NodeId, expects_captures, may_be_captured, thread_of};
 use crate::error::{DriverError, DriverErrorKind, HandleError};
@@ -111,6 +112,24 @@ impl Engine {
     #[doc(hidden)]
     pub fn count_scopes_as_captures(&self) {
         self.captures.routing_is_capture.store(true, Ordering::Relaxed);
+    }
+
+    /// Frees deferred and draining blocks that can be freed by now, before a scope is opened. A capture may
+    /// begin in the scope, and no event is queried during a capture. So captures that follow each other
+    /// reuse memory, even if no request comes between them. Does nothing if a capture may be active.
+    pub(super) fn finish_before_scope(&self, filter: &ScopeFilter) -> Result<(), DriverError> {
+        let waits = self.attention.any_event() || self.attention.any_other();
+        let may_be_in_capture = match filter {
+            ScopeFilter::Capture(_) => true,
+            ScopeFilter::Stream(stream) => may_be_captured(&*self.driver, *stream),
+            ScopeFilter::Thread(_) | ScopeFilter::Where(_) => false,
+        };
+        let may_query = !may_be_in_capture && !self.scopes.any_capture();
+        if !waits || !may_query || self.growth.lock().is_exact() {
+            return Ok(());
+        }
+        self.finish_deferred()?;
+        self.poll_events()
     }
 
     /// Returns true if an open scope counts as a capture by the rules of the configured PyTorch version.

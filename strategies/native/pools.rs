@@ -459,6 +459,10 @@ impl PrivatePools for Engine {
     }
 
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        {
+            let _context = self.history.of_free();
+            self.finish_before_scope(&filter)?;
+        }
         let mut growth = self.growth.lock();
         if pool == PoolId::DEFAULT || pool == PoolId::NONE {
             return Err(PoolError::IsDefault);

@@ -457,6 +457,15 @@ impl PrivatePools for PluggableAllocator {
     }
 
     fn open_scope(&self, pool: PoolId, filter: ScopeFilter) -> Result<(), PoolError> {
+        // A capture may begin in the scope, and no event is queried during a capture.
+        let may_poll = match &filter {
+            ScopeFilter::Capture(_) => false,
+            ScopeFilter::Stream(stream) => self.may_wait_for(*stream),
+            ScopeFilter::Thread(_) | ScopeFilter::Where(_) => !self.pools.any_capture_known(),
+        };
+        if may_poll && self.waiting.any() {
+            self.poll()?;
+        }
         self.open(pool, filter, None)
     }
 

@@ -4,6 +4,7 @@
 //! deliberate difference. All tests run on a simulated device that captures graphs.
 
 mod captures;
+mod captures_in_a_row;
 mod checkpoints;
 mod interference;
 mod own_memory;
