@@ -135,6 +135,7 @@ impl Growth {
     /// - It counts the free blocks of a restored checkpoint as allocated and freed.
     /// - A checkpoint lists the blocks that the pool has lent (`use_on_oom`) as its own.
     /// - Opening a scope looks at no freed block.
+    /// - It frees a fixed segment without waiting for work that other devices do on it.
     /// - It applies the rules for oversize blocks to expandable segments too (`HitPolicy`).
     pub(super) fn is_exact(&self) -> bool {
         self.settings.compat.is_pytorch()

@@ -207,6 +207,7 @@ impl Drop for Engine {
         // Errors are ignored here, because a drop cannot report them. Memory that the driver fails to
         // release leaks.
         let _ = self.drain_events(None);
+        self.wait_for_peers_of_all();
         for segment in self.layout() {
             let SegmentLayout { address, size_bytes, stream, pool, .. } = segment;
             // The memory of a tag that sleeps was announced when it was unmapped.

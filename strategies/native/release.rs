@@ -11,6 +11,7 @@ use super::engine::Engine;
 use super::growth::{Growth, Return};
 use super::inspect::Releases;
 use super::policy::Plan;
+use crate::driver::synchronize_outside_captures;
 use crate::error::{DriverError, DriverErrorKind};
 use crate::heap::{BlockView, PageRun, Slot};
 use crate::history::Action;
@@ -169,7 +170,9 @@ impl Engine {
         self.record(Action::SegmentFree, address, size_bytes, cell);
         self.announce(growth, Action::SegmentFree, address, size_bytes, cell);
         let freed = match growth.pools.allocator_of(cell.pool()) {
-            None => self.driver.free(address, size_bytes),
+            None => self
+                .wait_for_peers(growth, cell)
+                .and_then(|()| self.driver.free(address, size_bytes)),
             Some(to) => {
                 growth.returns.push(Return { to, address, size_bytes, stream });
                 Ok(())
@@ -186,6 +189,34 @@ impl Engine {
         growth.numbers.remove(&address);
         self.note(cell, || format!("freed a segment of {size_bytes} bytes at {address:#x}"));
         Ok(size_bytes)
+    }
+
+    /// Waits for the stream of a free fixed segment if other devices have access to it. The driver's `free`
+    /// waits for the work of its own device only. A copy that another device makes is work of that
+    /// device: the segment's stream has to wait for it before the segment is free, so this wait covers it.
+    ///
+    /// # Errors
+    ///
+    /// [`DriverError`]; of the kind `CaptureActive` if a capture prevents the wait.
+    ///
+    /// Source: issue 196257 of PyTorch, whose allocator does not wait.
+    fn wait_for_peers(&self, growth: &Growth, cell: &HeapCell) -> Result<(), DriverError> {
+        if growth.peers.is_empty() || growth.is_exact() {
+            return Ok(());
+        }
+        self.wait_for_free_memory(cell)
+    }
+
+    /// Waits for all work on fixed segments before the allocator is dropped, as `wait_for_peers` does for one
+    /// segment. An error is ignored, because a drop cannot report it.
+    pub(super) fn wait_for_peers_of_all(&self) {
+        let waits = {
+            let growth = self.growth.lock();
+            !growth.peers.is_empty() && !growth.is_exact()
+        };
+        if waits {
+            let _ = synchronize_outside_captures(&*self.driver);
+        }
     }
 
     /// Releases oversize blocks of the request's own heap, if `max_split_size_mb` is set. Releases the

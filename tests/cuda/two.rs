@@ -59,6 +59,88 @@ fn a_block_that_another_device_writes_is_not_reused_before() {
     }
 }
 
+/// Observes the first `free` of a driver while a copy of another device is held back. Opens the gate before
+/// the first call that waits.
+#[derive(Debug)]
+struct AtFree {
+    other: Arc<Cuda>,
+    /// The other device's stream with the copy, and an event after the copy.
+    copy: Mutex<Option<(StreamId, EventId)>>,
+    /// The gate before the copy.
+    gate: Mutex<Option<<Cuda as HoldsWork>::Gate>>,
+    /// Whether the copy had finished at the call of `free`.
+    had_finished: Mutex<Option<bool>>,
+}
+
+impl Interceptor for AtFree {
+    fn around<T>(
+        &self,
+        call: &'static str,
+        act: impl FnOnce() -> DriverResult<T>,
+    ) -> DriverResult<T> {
+        match call {
+            "synchronize_stream" | "synchronize_device" => drop(self.gate.lock().take()),
+            "free" => {
+                if let Some((stream, event)) = self.copy.lock().take() {
+                    *self.had_finished.lock() = Some(self.other.query_event(event)?);
+                    // Otherwise the copy would write to memory that the driver no longer has.
+                    drop(self.gate.lock().take());
+                    self.other.synchronize_stream(stream)?;
+                    self.other.destroy_event(event)?;
+                }
+            }
+            _ => {}
+        }
+        act()
+    }
+}
+
+/// The driver's `free` waits for the work of its own device. The copy is work of the other device, and the
+/// block's stream waits for it, as in PyTorch's copies between devices.
+#[test]
+fn a_segment_that_another_device_writes_is_freed_after_the_copy() {
+    let Some((_alone, cuda, other)) = pair() else { return };
+    let other = Arc::new(other);
+    let bytes = 30 * MIB;
+    let source = other.allocate(bytes).unwrap();
+    let (home, there) = (cuda.create_stream().unwrap(), other.create_stream().unwrap());
+    for (conf, finished) in [("", true), ("compat:pytorch-2.15", false)] {
+        let at_free = AtFree {
+            other: Arc::clone(&other),
+            copy: Mutex::default(),
+            gate: Mutex::default(),
+            had_finished: Mutex::default(),
+        };
+        let driver = Arc::new(Intercepted::with(Arc::clone(&cuda), at_free));
+        let allocator =
+            build(&config(conf), Arc::clone(&driver) as _, BuildOptions::default()).unwrap();
+        allocator.peer_access().enable_peer_access(DeviceId(1)).unwrap();
+        let block = allocator.take_on(bytes, home);
+        let copy = || {
+            let (to, from) = ((DeviceId(0), block.address()), (DeviceId(1), source));
+            other.copy_peer(to, from, bytes, there).unwrap();
+        };
+        // The first copy may make the driver load code and synchronize the device for that, so it runs
+        // before work is delayed.
+        copy();
+        other.synchronize_stream(there).unwrap();
+        let gate = other.hold_back(there).unwrap();
+        copy();
+        let event = other.create_event().unwrap();
+        other.record_event(event, there).unwrap();
+        cuda.wait_event(home, event).unwrap();
+        *driver.interceptor().copy.lock() = Some((there, event));
+        *driver.interceptor().gate.lock() = Some(gate);
+        allocator.give(block);
+        allocator.caching().empty_cache().unwrap();
+        assert_eq!(*driver.interceptor().had_finished.lock(), Some(finished), "{conf}");
+        drop(allocator);
+    }
+    other.free(source, bytes).unwrap();
+    other.destroy_stream(there).unwrap();
+    cuda.destroy_stream(home).unwrap();
+}
+
 #[test]
 fn bytes_go_from_device_to_device() {
     let Some((_alone, cuda, other)) = pair() else { return };
