@@ -61,6 +61,8 @@ pub mod diagnostics;
 pub mod driver;
 pub mod error;
 pub(crate) mod event_queue;
+#[doc(hidden)]
+pub mod files;
 pub mod handle;
 pub(crate) mod heap;
 pub mod history;

@@ -164,8 +164,10 @@ pub(super) const COMPAT: Codec<Compat> = Codec {
 };
 pub(super) const LIBRARY: Codec<Option<String>> =
     Codec { range: "a file's path", read: |value| value.path().map(Some), show: word_text };
-pub(super) const SNAPSHOT: Codec<Option<String>> =
-    Codec { range: "a file's path, with %p for the process and %d for the device", ..LIBRARY };
+pub(super) const SNAPSHOT: Codec<Option<String>> = Codec {
+    range: "a file's path, with %h for the host, %p the process, %d the device",
+    ..LIBRARY
+};
 pub(super) const SYMBOL: Codec<Option<String>> =
     Codec { range: "a function's name", read: |value| value.symbol().map(Some), show: word_text };
 

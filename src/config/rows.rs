@@ -148,7 +148,7 @@ keys! {
     record_history => history.entries_max: ENTRIES, ALL, fixed(),
         "the history is on from the start, and keeps at most so many";
     snapshot_on_oom => history.snapshot_on_oom: SNAPSHOT, ALL, fixed(),
-        "out of memory writes a snapshot, at most four times";
+        "out of memory writes a snapshot, at most four times; a file that exists is kept";
     advise_on_oom => history.advise_on_oom: FLAG, ALL, fixed(),
         "out of memory lists the settings that would have served the recorded requests";
     peers => peers: PEERS, ALL,

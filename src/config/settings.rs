@@ -176,7 +176,7 @@ pub struct HistorySettings {
     /// `record_history`: the most entries that are kept. `None`: nothing is recorded until the program
     /// starts a recording.
     pub entries_max: Option<u64>,
-    /// `snapshot_on_oom`: the path of the snapshot that is written when a request fails.
+    /// `snapshot_on_oom`: the path of the snapshot that is written when a request fails, with placeholders.
     pub snapshot_on_oom: Option<String>,
     /// `advise_on_oom`: whether the error of a failed request suggests settings.
     pub advise_on_oom: bool,

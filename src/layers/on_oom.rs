@@ -14,9 +14,13 @@ use crate::allocator::{DeviceAllocator, Recording, Request};
 use crate::error::{AllocError, AllocResult, OutOfMemory};
 use crate::history::Snapshot;
 use crate::sync::{Global, Rank};
+use crate::system;
 
 /// The most snapshots and searches for settings per allocator.
 pub(crate) const TIMES_MAX: usize = 4;
+/// The most snapshots of one name. A snapshot of an earlier run or of another process is never replaced, and
+/// a program that is restarted again and again does not fill the disk.
+const NUMBERS_MAX: usize = 100;
 
 /// Searches for settings under which the program of a snapshot would have fitted. Returns them as
 /// sentences.
@@ -59,9 +63,10 @@ impl OnOom {
         let Ok(time) = time else { return };
         let snapshot = recording.snapshot();
         if let Some(pattern) = &self.snapshot {
-            let path = path(pattern, report, time);
+            let path = path(pattern, report);
+            let free = (time + 1..=NUMBERS_MAX).map(|number| numbered(&path, number));
             let why = |error| format!("{}: {error}", path.display());
-            report.snapshot = Some(snapshot.save(&path).map(|()| path.clone()).map_err(why));
+            report.snapshot = Some(snapshot.save_first_free(free).map_err(why));
         }
         let adviser = *ADVISER.read();
         let beyond = |total_bytes| report.segment_bytes.max(report.requested_bytes) > total_bytes;
@@ -72,19 +77,18 @@ impl OnOom {
     }
 }
 
-/// Returns the path with its placeholders replaced. The second snapshot gets `.2` before the extension,
-/// the third `.3`, and so on.
-fn path(pattern: &str, report: &OutOfMemory, time: usize) -> PathBuf {
+/// Returns the path with its placeholders replaced.
+fn path(pattern: &str, report: &OutOfMemory) -> PathBuf {
     let process = std::process::id().to_string();
-    let path =
-        PathBuf::from(pattern.replace("%p", &process).replace("%d", &report.device.to_string()));
-    match time {
-        0 => path,
-        _ => numbered(&path, time + 1),
-    }
+    let path = pattern.replace("%p", &process).replace("%d", &report.device.to_string());
+    PathBuf::from(path.replace("%h", &system::host_name()))
 }
 
+/// Returns the path of a snapshot: the second gets `.2` before the extension, the third `.3`, and so on.
 fn numbered(path: &Path, number: usize) -> PathBuf {
+    if number == 1 {
+        return path.to_owned();
+    }
     let mut name = OsString::from(path.file_stem().unwrap_or_default());
     name.push(format!(".{number}"));
     if let Some(ending) = path.extension() {
@@ -112,14 +116,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_contain_process_device_and_number() {
+    fn paths_contain_process_host_device_and_number() {
         let report = OutOfMemory::default();
         let process = std::process::id();
         assert_eq!(
-            path("a.d/%p.%d.pickle", &report, 0),
+            path("a.d/%p.%d.pickle", &report),
             PathBuf::from(format!("a.d/{process}.0.pickle"))
         );
-        assert_eq!(path("a.d/run.pickle", &report, 1), PathBuf::from("a.d/run.2.pickle"));
-        assert_eq!(path("a.d/run", &report, 3), PathBuf::from("a.d/run.4"));
+        let host = path("%h", &report);
+        assert!(host.components().count() == 1 && host != Path::new("%h"), "{host:?}");
+        let numbered = |path: &str, number| numbered(Path::new(path), number);
+        assert_eq!(numbered("a.d/run.pickle", 1), PathBuf::from("a.d/run.pickle"));
+        assert_eq!(numbered("a.d/run.pickle", 2), PathBuf::from("a.d/run.2.pickle"));
+        assert_eq!(numbered("a.d/run", 4), PathBuf::from("a.d/run.4"));
     }
 }

@@ -1,5 +1,5 @@
 //! Host memory directly from the system: what `backend:cpu` caches, what `backend:pinned` registers, and what
-//! tags keep contents in.
+//! tags keep contents in. Also the host's name.
 //!
 //! A [`SystemBlock`] owns its bytes and releases them when it is dropped. So memory is held exactly as
 //! long as its block, and bookkeeping errors cannot release it twice. Safe code can access the bytes
@@ -21,6 +21,7 @@ use crate::driver::DriverResult;
 use crate::error::{DriverError, DriverErrorKind};
 
 pub use block::{Fill, SystemBlock};
+pub(crate) use usage::host_name;
 pub use usage::memory_info;
 
 /// Blocks of this size or more are separate mappings, if the system supports mappings.

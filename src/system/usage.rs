@@ -1,4 +1,4 @@
-//! The resources of the machine: memory, huge pages, NUMA nodes.
+//! The resources of the machine: memory, huge pages, NUMA nodes. And its name.
 
 use std::path::Path;
 
@@ -67,6 +67,16 @@ fn file_bytes(group: &Path) -> u64 {
         if is_file { bytes.trim().parse::<u64>().ok() } else { None }
     });
     counts.sum()
+}
+
+/// Returns the host's name, which in a container is the container's. Other characters than letters, digits,
+/// `-`, `.` and `_` become `_`, so that the name can be part of a file's name.
+pub(crate) fn host_name() -> String {
+    #[cfg(target_os = "linux")]
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    #[cfg(not(target_os = "linux"))]
+    let name = std::env::var("HOSTNAME").unwrap_or_else(|_| "localhost".to_owned());
+    name.replace(|c: char| !(c.is_ascii_alphanumeric() || "-._".contains(c)), "_")
 }
 
 #[cfg(target_os = "linux")]

@@ -3,26 +3,24 @@
 //! A *position* is an offset in the whole backup, and a *run* is a range of addresses that is saved at
 //! adjacent positions (see `backup`). A file has the bytes of one run, or of several neighbouring ones if
 //! there are many. It is read and written at offsets, so that a full disk or a failed device is an error of
-//! that call, and no signal. Its name is visible while the tag sleeps. The files are removed with this
-//! value; a process that is killed leaves them.
+//! that call, and no signal. Its name is visible while the tag sleeps, and is random, because several
+//! processes may use one directory. The files are removed with this value; a process that is killed leaves
+//! them.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::backup::Run;
 use crate::allocator::SleepError;
 use crate::error::{DriverError, DriverErrorKind};
+use crate::files::create_unique;
 
 /// The most files of a backup. Threads write to different files at once, because the system serializes the
 /// writes to one file.
 const FILES_MAX: usize = 16;
-
-/// The number in the name of the next file.
-static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// The files of a backup.
 #[derive(Debug)]
@@ -66,16 +64,9 @@ impl Files {
     }
 
     fn add(&mut self, positions: Range<u64>) -> Result<(), (&'static str, io::Error)> {
-        let (file, path) = loop {
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let path = self.directory.join(format!("stratalloc-{}-{number}", self.process));
-            match create_new(&path) {
-                Ok(file) => break (file, path),
-                // A process of this number was killed and left it.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(("open", error)),
-            }
-        };
+        // Only this user can open it.
+        let (file, path) = create_unique(&self.directory, "stratalloc-", "", 0o600)
+            .map_err(|error| ("open", error))?;
         let size_bytes = positions.end - positions.start;
         self.files.push(PositionsFile { positions, file, path });
         let file = &self.files[self.files.len() - 1].file;
@@ -151,15 +142,6 @@ impl Drop for Files {
             }
         }
     }
-}
-
-/// Creates a file that only this user can open.
-fn create_new(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path)
 }
 
 /// Gives a new file its size, and allocates its disk space if the file system supports that.
@@ -272,18 +254,5 @@ mod tests {
         fs::remove_dir(&folder).unwrap();
         let missing = Files::create(&folder, &[run(1, 0)]).unwrap_err();
         assert!(missing.to_string().contains("No such file"), "{missing}");
-    }
-
-    #[test]
-    fn a_file_that_was_left_over_is_not_overwritten() {
-        let folder = folder("left");
-        let next = NEXT.load(Ordering::Relaxed);
-        let left: Vec<_> = (next..next + 100)
-            .map(|number| folder.join(format!("stratalloc-{}-{number}", process::id())))
-            .collect();
-        left.iter().for_each(|path| fs::write(path, "other").unwrap());
-        drop(Files::create(&folder, &[run(1, 0)]).unwrap());
-        assert!(left.iter().all(|path| fs::read(path).unwrap() == b"other"));
-        fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -17,9 +17,11 @@ fn fragmented(conf: &str) -> impl DeviceAllocator {
 
 #[test]
 fn a_snapshot_is_written_a_few_times_and_read_again() {
-    let folder = tempfile();
-    let path = folder.join("oom %d %p.pickle");
+    let folder = tempfile("few");
     for backend in ["native", "cudaMallocAsync", "cpu", "pinned"] {
+        let folder = folder.join(backend);
+        fs::create_dir(&folder).expect("the folder can be written");
+        let path = folder.join("oom %d %p.pickle");
         let conf = format!(
             "backend:{backend},record_history:100,layers:[limit:50MiB],snapshot_on_oom:\"{}\"",
             path.display()
@@ -38,6 +40,24 @@ fn a_snapshot_is_written_a_few_times_and_read_again() {
             assert!(!trace.conf.contains("snapshot_on_oom"), "{}", trace.conf);
         }
     }
+    fs::remove_dir_all(folder).expect("it is ours");
+}
+
+#[test]
+fn a_snapshot_of_an_earlier_run_stays() {
+    let folder = tempfile("restarted");
+    let path = folder.join("restarted %h.pickle");
+    let conf = format!("snapshot_on_oom:\"{}\"", path.display());
+    let snapshot = || fragmented(&conf).fail(50 * MIB, HOME).snapshot.expect("it is enabled");
+    let first = snapshot().expect("the folder is there");
+    let content = fs::read(&first).expect("it was just written");
+    // The process was killed while it wrote, and runs again under the same id.
+    let left = folder.join(format!(".restarted.pickle.{}.0", std::process::id()));
+    fs::write(&left, "left").expect("the folder can be written");
+    let second = snapshot().expect("the folder is there");
+    assert!(first != second && second.to_string_lossy().ends_with(".2.pickle"), "{second:?}");
+    assert_eq!(fs::read(&first).expect("it stays"), content);
+    assert_eq!(fs::read(&left).expect("it stays"), b"left");
     fs::remove_dir_all(folder).expect("it is ours");
 }
 
@@ -73,8 +93,9 @@ fn settings_that_would_have_served_the_program_are_named() {
     );
 }
 
-fn tempfile() -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("oom-{}", std::process::id()));
+fn tempfile(name: &str) -> PathBuf {
+    let name = format!("oom-{name}-{}", std::process::id());
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&folder).expect("the folder of tests can be written");
     folder
 }

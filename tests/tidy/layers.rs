@@ -15,13 +15,15 @@ const fn layer(name: &'static str) -> Layer {
     Layer { name, never: &[], also: &[] }
 }
 
-const LAYERS: [Layer; 26] = [
+const LAYERS: [Layer; 27] = [
     layer("size"),
     layer("ids"),
     Layer { never: &["ids"], ..layer("limit") },
     Layer { never: &["size"], ..layer("threads") },
     // Log lines are plain text, so this layer uses no sizes or ids.
     Layer { never: &["size", "ids"], ..layer("diagnostics") },
+    // Paths and bytes, whatever they mean.
+    Layer { never: &["size", "ids", "limit", "threads", "diagnostics"], ..layer("files") },
     // The error of a failed free returns the allocation.
     Layer { also: &["allocator"], ..layer("error") },
     Layer { never: &["error"], ..layer("config") },

@@ -2,8 +2,8 @@
 //!
 //! One function walks over a snapshot and writes it in one of two syntaxes: pickle of protocol 2, which
 //! every viewer reads, or JSON. Output is streamed. Only the pickle writer keeps state: the texts and
-//! stacks that were written before, at most half a million of each. A file is written under a temporary
-//! name and then renamed, so that a failed write leaves the old file unchanged.
+//! stacks that were written before, at most half a million of each. A failed write leaves the old file
+//! unchanged (`files`).
 //!
 //! Source of the format: `torch.cuda.memory._snapshot` and its viewers. This library adds four values to
 //! `allocator_settings`: `stratalloc` (the version), `limit_bytes`, `total_bytes` and `dropped_entries`.
@@ -11,15 +11,13 @@
 mod json;
 mod pickle;
 
-use std::ffi::OsString;
-use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::context::{Context, Frame};
 use super::event::{Action, BlockLayout, BlockStateName, Entry};
 use super::snapshot::{SegmentState, Snapshot};
+use crate::files::{self, NewFile};
 use json::Json;
 use pickle::Pickle;
 
@@ -122,23 +120,34 @@ impl Snapshot {
     /// Any error of the file system; [`io::ErrorKind::Unsupported`] for a compressed file without the
     /// feature `gzip`, which contains the compression.
     pub fn save(&self, path: &Path) -> io::Result<()> {
-        if path.is_dir() {
-            return Err(io::Error::new(io::ErrorKind::IsADirectory, "is a directory"));
+        let mut file = NewFile::create(path)?;
+        self.write_as(path, &mut file)?;
+        file.finish()
+    }
+
+    /// Writes the snapshot to the first of `paths` where no file is, and returns this path. All must be in
+    /// one folder. The first determines the format.
+    ///
+    /// # Errors
+    ///
+    /// As for [`save`](Self::save); [`io::ErrorKind::AlreadyExists`] if there is a file at each path.
+    pub(crate) fn save_first_free(
+        &self,
+        paths: impl Iterator<Item = PathBuf>,
+    ) -> io::Result<PathBuf> {
+        let mut paths = paths.peekable();
+        let first = paths.peek().cloned().unwrap_or_default();
+        files::write_first_free(paths, |file| self.write_as(&first, file))
+    }
+
+    /// Writes the snapshot as a file of this name has it.
+    fn write_as(&self, path: &Path, file: &mut NewFile) -> io::Result<()> {
+        let mut out = BufWriter::with_capacity(1 << 18, file);
+        match is_compressed(path) {
+            true => self.write_compressed(Format::of(path), &mut out)?,
+            false => self.write(Format::of(path), &mut out)?,
         }
-        let beside = beside(path)?;
-        let written = File::create_new(&beside).and_then(|file| {
-            let mut out = BufWriter::with_capacity(1 << 18, file);
-            match is_compressed(path) {
-                true => self.write_compressed(Format::of(path), &mut out)?,
-                false => self.write(Format::of(path), &mut out)?,
-            }
-            out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-            fs::rename(&beside, path)
-        });
-        written.inspect_err(|_| {
-            // An error of this removal is ignored: the error of the write is returned.
-            let _ = fs::remove_file(&beside);
-        })
+        out.flush()
     }
 
     #[cfg(feature = "gzip")]
@@ -153,19 +162,6 @@ impl Snapshot {
         let why = "this program was built without the feature gzip, which compresses";
         Err(io::Error::new(io::ErrorKind::Unsupported, why))
     }
-}
-
-/// Returns a unique temporary name in the folder of `path`.
-fn beside(path: &Path) -> io::Result<PathBuf> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let name = path
-        .file_name()
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the path names no file"))?;
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let mut own = OsString::from(".");
-    own.push(name);
-    own.push(format!(".{}.{number}", std::process::id()));
-    Ok(path.with_file_name(own))
 }
 
 fn write_to(to: &mut dyn Syntax, snapshot: &Snapshot) -> io::Result<()> {

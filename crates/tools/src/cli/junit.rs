@@ -35,7 +35,7 @@ pub(crate) fn check(
 
 /// Writes a JUnit file with one test case for each condition.
 pub(crate) fn write(file: &Path, command: &str, cases: &[Case]) -> Result<()> {
-    std::fs::write(file, text(command, cases)?)
+    stratalloc::files::write(file, text(command, cases)?.as_bytes())
         .map_err(|error| format!("{}: {error}", shown_path(file)).into())
 }
 

@@ -248,7 +248,8 @@ const REAL_STREAMS_MAX: usize = 64;
 fn write_statistics(file: &Path, statistics: &Statistics) -> Result<()> {
     let keys: serde_json::Map<String, serde_json::Value> =
         statistics.keys().into_iter().map(|(key, n)| (key, n.into())).collect();
-    std::fs::write(file, serde_json::to_string_pretty(&keys)? + "\n")
+    let text = serde_json::to_string_pretty(&keys)? + "\n";
+    stratalloc::files::write(file, text.as_bytes())
         .map_err(|error| format!("{}: {error}", shown_path(file)).into())
 }
 

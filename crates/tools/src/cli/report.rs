@@ -1,7 +1,6 @@
 //! `stratalloc report`: writes one HTML page that shows how memory was used.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -10,6 +9,7 @@ use crate::analysis::{AdviceOptions, counted_as};
 use crate::replay::Trace;
 use crate::report::{self, Options, PAGE_BYTES};
 use stratalloc::config::{TorchVersion, shown};
+use stratalloc::files::NewFile;
 
 use super::outcome::{BadArguments, Outcome, Result, out, write_stderr};
 use super::recordings::{Devices, Recordings, name_of};
@@ -102,57 +102,34 @@ fn beside(recordings: &[PathBuf]) -> Result<PathBuf, BadArguments> {
     named.ok_or_else(|| BadArguments("standard input has no name: -o names the page".to_owned()))
 }
 
-/// The destination of a page. A new file appears only when the page is complete.
-pub(super) struct Target {
-    /// Standard output, an existing device or pipe, or the temporary file.
-    out: Box<dyn Write>,
-    /// The temporary file next to the final path, and the final path, to which it is renamed at the end.
-    renamed: Option<(PathBuf, PathBuf)>,
+/// The destination of a page.
+pub(super) enum Target {
+    Stdout,
+    /// An existing device or pipe.
+    InPlace(NewFile),
+    /// A new file appears only when the page is complete.
+    File(PathBuf),
 }
 
 impl Target {
-    /// Opens the destination. Called before any recording is read, so that an unwritable destination is
+    /// Checks the destination. Called before any recording is read, so that an unwritable destination is
     /// found early.
     pub(super) fn open(output: &Path) -> Result<Self> {
         if output == Path::new("-") {
-            return Ok(Self { out: Box::new(out()), renamed: None });
+            return Ok(Self::Stdout);
         }
-        let named = |error: io::Error| format!("{}: {error}", shown_path(output));
-        if let Ok(metadata) = fs::metadata(output) {
-            if metadata.is_dir() {
-                return Err(format!("{}: it is a folder", shown_path(output)).into());
-            }
-            if !metadata.is_file() {
-                let file = OpenOptions::new().write(true).open(output).map_err(named)?;
-                return Ok(Self { out: Box::new(file), renamed: None });
-            }
-        }
-        let mut name = std::ffi::OsString::from(".");
-        name.push(
-            output.file_name().ok_or_else(|| format!("{}: no file's name", shown_path(output)))?,
-        );
-        name.push(format!(".{}.part", std::process::id()));
-        let path = output.with_file_name(name);
-        let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(named)?;
-        Ok(Self { out: Box::new(file), renamed: Some((path, output.to_owned())) })
+        // The temporary file is removed at once: the program may be killed while it tries settings.
+        let file =
+            NewFile::create(output).map_err(|error| format!("{}: {error}", shown_path(output)))?;
+        Ok(if file.is_in_place() { Self::InPlace(file) } else { Self::File(output.to_owned()) })
     }
 
-    pub(super) fn write(mut self, bytes: &[u8]) -> Result<()> {
-        let written = self.out.write_all(bytes);
-        match &self.renamed {
-            Some((path, becomes)) => written
-                .and_then(|()| fs::rename(path, becomes))
-                .map_err(|error| format!("{}: {error}", shown_path(becomes)).into()),
-            None => Ok(written?),
-        }
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        // If the page was completed, the temporary file was renamed and this removes nothing.
-        if let Some((path, _)) = &self.renamed {
-            let _ = fs::remove_file(path);
+    pub(super) fn write(self, bytes: &[u8]) -> Result<()> {
+        match self {
+            Self::Stdout => Ok(out().write_all(bytes)?),
+            Self::InPlace(mut file) => Ok(file.write_all(bytes)?),
+            Self::File(path) => stratalloc::files::write(&path, bytes)
+                .map_err(|error| format!("{}: {error}", shown_path(&path)).into()),
         }
     }
 }
