@@ -107,10 +107,14 @@ pub enum SharingError {
     /// The handle is for a plain allocation of this process, where the block already has an address.
     #[error("the handle is of this process: use the block's own address")]
     OwnProcess,
-    /// The process that shared the block, or its allocator, has ended.
-    #[error("process {process}, which shared the block, has ended")]
+    /// The process that shared the block has ended, or is in another pid namespace and its allocator has
+    /// ended.
+    #[error(
+        "process {process}, which shared the block, cannot be reached: it has ended, or it is in another \
+         container"
+    )]
     ExporterGone {
-        /// The id of that process.
+        /// The id of that process, in its own pid namespace.
         process: u32,
     },
     /// The handle's socket cannot be reached, though the process that shared the block may still run. Its

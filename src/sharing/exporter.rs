@@ -22,13 +22,14 @@ use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, accept_with, bind, listen, recv, sendmsg, socket_with, sockopt,
+    SocketFlags, SocketType, accept_with, bind, listen, recv, sendmsg, socket_with,
 };
 use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::packet::{Answer, CHUNK_PAGES, PageRequest, REQUEST_BYTES_MAX};
 use super::{PageEntry, ProcessMark, Random, SharingError};
+use crate::system::peer_of;
 
 /// The most open connections. Further ones wait in the system's queue.
 const CONNECTIONS_MAX: usize = 16;
@@ -224,8 +225,7 @@ impl Server {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match accept_with(&self.listener, flags) {
             Ok(socket) => {
-                let known = sockopt::socket_peercred(&socket);
-                if known.is_ok_and(|peer| peer.uid == geteuid()) {
+                if peer_of(&socket).is_ok_and(|peer| peer.user == geteuid().as_raw()) {
                     connections.push(Connection { socket, until: Instant::now() + PATIENCE });
                 }
                 true

@@ -21,6 +21,7 @@ use rustix::process::geteuid;
 use super::exporter::{file_of, socket_name, socket_of_packets};
 use super::packet::{ANSWER_BYTES, Answer, CHUNK_PAGES, PageRequest};
 use super::{PageEntry, PagesShare, SharingError};
+use crate::system::peer_of;
 
 /// The time limit of each step.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -79,10 +80,10 @@ impl<'h> Fetch<'h> {
         }
         // Check the user before sending the secret: a process of another user may have bound this name
         // to collect secrets.
-        let peer = sockopt::socket_peercred(&socket)
+        let peer = peer_of(&socket)
             .map_err(|error| SharingError::system("read the peer's credentials", error))?;
-        if peer.uid != geteuid() {
-            let (user, process) = (peer.uid.as_raw(), self.exporter());
+        if peer.user != geteuid().as_raw() {
+            let (user, process) = (peer.user, self.exporter());
             return Err(SharingError::ForeignUser { user, process });
         }
         let identities = pages.iter().map(|page| page.identity).collect();

@@ -1,5 +1,5 @@
 //! Host memory directly from the system: what `backend:cpu` caches, what `backend:pinned` registers, and what
-//! tags keep contents in. Also the host's name.
+//! tags keep contents in. Also the host's name, and the process behind a socket.
 //!
 //! A [`SystemBlock`] owns its bytes and releases them when it is dropped. So memory is held exactly as
 //! long as its block, and bookkeeping errors cannot release it twice. Safe code can access the bytes
@@ -7,11 +7,13 @@
 //!
 //! A [`Source`] provides blocks: [`SystemMemory`] is the system's own memory, [`FromGlobal`] any Rust
 //! allocator. Large blocks are separate mappings, small ones come from the C library. Nothing is cached
-//! here. Unsafe code is only in `block` (the bytes) and `mapping` (system calls).
+//! here. Unsafe code is only in `block` (the bytes), `mapping` and `peer` (system calls).
 
 mod block;
 #[cfg(target_os = "linux")]
 mod mapping;
+#[cfg(target_os = "linux")]
+mod peer;
 mod usage;
 
 use std::alloc::GlobalAlloc;
@@ -21,6 +23,9 @@ use crate::driver::DriverResult;
 use crate::error::{DriverError, DriverErrorKind};
 
 pub use block::{Fill, SystemBlock};
+#[cfg(target_os = "linux")]
+#[doc(hidden)]
+pub use peer::{Peer, peer_of};
 pub(crate) use usage::host_name;
 pub use usage::memory_info;
 

@@ -40,7 +40,28 @@ struct Other {
 impl Other {
     fn start() -> Self {
         let program = std::env::current_exe().expect("tests are programs");
-        let mut child = Command::new(program)
+        Self::start_by(Command::new(program))
+    }
+
+    /// Starts a process in another pid namespace, in which it is process 1. Returns `None` if the system
+    /// does not allow that.
+    fn start_in_another_namespace() -> Option<Self> {
+        let command = || {
+            let mut command = Command::new("unshare");
+            command.args(["--pid", "--fork", "--kill-child"]);
+            command
+        };
+        if !command().arg("true").status().is_ok_and(|status| status.success()) {
+            eprintln!("skipped: this user cannot make a pid namespace");
+            return None;
+        }
+        let mut command = command();
+        command.arg(std::env::current_exe().expect("tests are programs"));
+        Some(Self::start_by(command))
+    }
+
+    fn start_by(mut command: Command) -> Self {
+        let mut child = command
             .args([
                 "--exact",
                 "sharing::processes::the_other_process",
@@ -123,6 +144,18 @@ fn bytes_at(host: &Host, address: u64) -> u8 {
     let mut byte = [0];
     host.copy_to_host(&mut byte, address, STREAM).expect("the block is mapped");
     byte[0]
+}
+
+#[test]
+fn a_process_of_another_pid_namespace_shares_its_blocks() {
+    let Some(mut other) = Other::start_in_another_namespace() else { return };
+    let handle = other.handle();
+    let host = host();
+    let engine = engine(host.clone(), SHARED);
+    // Each has no id in the other's namespace, or another one.
+    assert_eq!(handle.process(), 1);
+    let imported = engine.open(&handle).unwrap();
+    assert_eq!(bytes_at(&host, imported.address()), 0x5A);
 }
 
 #[test]

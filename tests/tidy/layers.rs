@@ -31,7 +31,7 @@ const LAYERS: [Layer; 27] = [
     // Host memory from the system, for tags, `backend:cpu` and `backend:pinned`.
     Layer { never: &["config"], ..layer("system") },
     // The layer only transfers bytes and descriptors between processes, whatever they mean.
-    Layer { never: &["config", "driver", "system"], ..layer("sharing") },
+    Layer { never: &["config", "driver"], ..layer("sharing") },
     Layer { never: &["config", "driver", "error", "sharing"], ..layer("heap") },
     // The ledger's lock is one of `sync`.
     Layer { never: &["config", "driver", "sharing"], also: &["sync"], ..layer("stats") },
