@@ -12,6 +12,19 @@ use crate::size::human_bytes;
 pub(crate) fn name_holders(report: &mut OutOfMemory, driver: &dyn Driver) {
     report.holders = largest_holders(driver);
     report.hints.extend(held_by_others(report));
+    report.hints.extend(of_another_namespace(report));
+}
+
+/// Returns a hint if the complete list of processes lacks the id of this process, which holds memory. The
+/// driver then lists it under another id, as it may in a container.
+fn of_another_namespace(report: &OutOfMemory) -> Option<String> {
+    let holders = &report.holders;
+    let is_complete = !holders.is_empty() && holders.len() < OutOfMemory::HOLDERS_MAX;
+    let is_foreign = is_complete && report.reserved_bytes > 0;
+    (is_foreign && !holders.iter().any(Holder::is_this_process)).then(|| {
+        "none of the process ids is that of this process: they may be of another pid namespace."
+            .to_owned()
+    })
 }
 
 /// Returns the processes that hold most memory, largest first. Returns an empty list when the driver has

@@ -71,6 +71,20 @@ fn no_process_is_named_when_this_one_is_not_on_the_list() {
 }
 
 #[test]
+fn process_ids_of_another_namespace_are_not_taken_for_local_ones() {
+    for (process, is_foreign) in [(u32::MAX, true), (std::process::id(), false)] {
+        let crowded = crowded(Sim::with_bytes(100 * MIB), Ok(vec![usage(process, 70)]));
+        let strategy = build(&config("backend:native"), crowded, BuildOptions::default());
+        let strategy = strategy.expect("a legal string");
+        let report = strategy.fail(140 * MIB, HOME).to_string();
+        assert!(!report.contains("pid namespace"), "this process holds no memory: {report}");
+        let _held = strategy.take(70 * MIB);
+        let report = strategy.fail(40 * MIB, HOME).to_string();
+        assert_eq!(report.contains("they may be of another pid namespace"), is_foreign, "{report}");
+    }
+}
+
+#[test]
 fn a_list_that_fails_costs_nothing_but_its_lines() {
     let error = DriverError::new(DriverErrorKind::Other, "list", 999, "made to fail");
     for (report, queries) in reports_with(&Err(error), None) {
