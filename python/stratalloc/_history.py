@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gzip
+import io
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import sys
 import threading
 from ctypes import c_char_p
 
+from . import _files
 from ._calls import SnapshotWriter, StackFrame, StackSource
 from ._library import at_exit, encoded, visit
 
@@ -153,17 +155,26 @@ def dump(library, handle, filename):
 def write(snapshot, filename):
     """Writes a snapshot that PyTorch took. If the call fails, the file keeps its old content."""
     filename = os.fspath(filename)
-    beside = f"{filename}.{os.getpid()}.part"
-    opener = gzip.open if filename.endswith(".gz") else open
-    try:
+    with _files.replacing(filename) as file:
+        _put(snapshot, filename, file)
+
+
+def write_first_free(snapshot, filenames):
+    """Writes a snapshot to the first of these paths where no file is, and returns it. All are in one folder."""
+    filenames = iter(filenames)
+    first = next(filenames)
+    with _files.temporary(os.path.dirname(first)) as file:
+        _put(snapshot, first, file)
+        file.flush()
+        return _files.move_to_first_free(file.name, itertools.chain([first], filenames))
+
+
+def _put(snapshot, filename, file):
+    with gzip.open(file, "wb") if filename.endswith(".gz") else contextlib.nullcontext(file) as file:
         if filename.removesuffix(".gz").endswith(".json"):
-            with opener(beside, "wt") as file:
-                json.dump(snapshot, file)
+            text = io.TextIOWrapper(file, encoding="utf-8")
+            json.dump(snapshot, text)
+            # Flushes, and leaves the file open.
+            text.detach()
         else:
-            with opener(beside, "wb") as file:
-                pickle.dump(snapshot, file)
-        os.replace(beside, filename)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        raise
+            pickle.dump(snapshot, file)

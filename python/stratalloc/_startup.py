@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 
+from . import _files
 from ._errors import LibraryError
 
 VARIABLE = "STRATALLOC_WATCH"
@@ -89,7 +90,8 @@ def hook(arguments):
             path.unlink()
             print(f"removed: {path}")
             return
-        path.write_text(_LINE)
+        with _files.replacing(path) as file:
+            file.write(_LINE.encode())
     except OSError as error:
         raise LibraryError(f"{path}: {error.strerror}") from error
     probe = "import sys; print('stratalloc._startup' in sys.modules)"

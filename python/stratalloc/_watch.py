@@ -206,11 +206,12 @@ class Watcher:
             traces = snapshot["device_traces"]
             traces[:] = [_without_failures(trace, at in failed) for at, trace in enumerate(traces)]
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        parts = [reason, *_rank(self._torch), stamp, str(os.getpid()), str(next(_numbers))]
+        parts = [reason, *_rank(self._torch), stamp, str(os.getpid())]
         folder = self._options["folder"]
         os.makedirs(folder, exist_ok=True)
-        path = os.path.join(folder, "-".join(parts) + ".pickle")
-        _history.write(snapshot, path)
+        path = _history.write_first_free(
+            snapshot, (os.path.join(folder, "-".join([*parts, str(number)]) + ".pickle") for number in _numbers)
+        )
         _files.append(path)
         while len(_files) > self._options["files"]:
             oldest = _files.popleft()

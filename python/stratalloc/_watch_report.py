@@ -5,9 +5,10 @@ import json
 import os
 import re
 import subprocess
+import tempfile
 import time
 
-from . import _command
+from . import _command, _files
 from ._errors import LibraryError
 
 # The number of lines of code that a report names.
@@ -33,8 +34,11 @@ def analyse(path, device, version, seconds):
             ends.callback(process.kill)
             return process
 
-        page = start(command, "report", *words, output=subprocess.DEVNULL)
-        ends.callback(_remove_part, page, page_of(path))
+        # In a folder that is removed with all that the program leaves if it is killed.
+        target = page_of(path)
+        folder = tempfile.TemporaryDirectory(dir=os.path.dirname(target) or ".", prefix=".stratalloc-")
+        written = os.path.join(ends.enter_context(folder), os.path.basename(target))
+        page = start(command, "report", "--output", written, *words, output=subprocess.DEVNULL)
         advise = start(command, "advise", "--json", *words, output=subprocess.PIPE)
         try:
             output, errors = advise.communicate(timeout=max(until - time.monotonic(), 0))
@@ -42,18 +46,11 @@ def analyse(path, device, version, seconds):
             raise LibraryError(f"it takes more than {seconds} s") from None
         if advise.returncode != 0:
             raise LibraryError((errors.strip().splitlines() or [f"exit code {advise.returncode}"])[0])
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        # The program may fail, and then writes no page.
+        with contextlib.suppress(subprocess.TimeoutExpired, FileNotFoundError):
             page.wait(max(until - time.monotonic(), 0))
+            _files.move(written, target)
         return _lines_of(json.loads(output.splitlines()[0]))
-
-
-def _remove_part(process, page):
-    """Ends the program that writes a page, and removes the file that it leaves if it is killed."""
-    process.kill()
-    process.wait()
-    folder, name = os.path.split(page)
-    with contextlib.suppress(OSError):
-        os.unlink(os.path.join(folder, f".{name}.{process.pid}.part"))
 
 
 def _lines_of(advice):

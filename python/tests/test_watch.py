@@ -32,7 +32,7 @@ if os.path.exists(behave): exec(open(behave).read())
 path = sys.argv[sys.argv.index("--quick") + 1]
 assert os.path.isfile(path)
 if sys.argv[1] == "report":
-    open(path.replace(".pickle", ".html"), "w").write("page")
+    open(sys.argv[sys.argv.index("--output") + 1], "w").write("page")
 else:
     rows = [dict(requested_bytes=n << 20, blocks=n, asked_for_by=f"train.py:{{n}} f\\n") for n in (6, 2, 1, 1)]
     advice = dict(sentence="Set a:b.", set=["CONF=a:b", "ALLOC_CONF=a:b"], causes=dict(why="All is reserved."))
@@ -136,8 +136,11 @@ class Reports(Folder):
         )
         self.assertEqual(error.args, ("CUDA out of memory.",))
         words = f"--quick {own / snapshot[0]} --torch 2.8 --recorded-device 1"
-        calls = (self.folder / "calls").read_text().splitlines()
-        self.assertEqual(sorted(calls), [f"advise --json {words}", f"report {words}"])
+        calls = sorted((self.folder / "calls").read_text().splitlines())
+        self.assertEqual(calls[0], f"advise --json {words}")
+        # The page is written in a folder of its own, and moved when it is complete.
+        self.assertRegex(calls[1], rf"^report --output {own}/\.stratalloc-\w+/{page[0]} {words}$")
+        self.assertEqual(sorted(os.listdir(own)), sorted([*snapshot, *page]))
         # A report is about the first failure of a recording, so earlier ones are left out.
         written = pickle.loads((own / snapshot[0]).read_bytes())
         self.assertEqual(written["device_traces"][1], [{"action": "alloc"}, {"action": "oom", "n": 2}])
@@ -227,11 +230,12 @@ class Reports(Folder):
         note = self.failure()[1]
         self.assertIn("not analysed: it takes more than 0.1 s", note)
         # Only the page takes too long. Its program is killed, and its incomplete file is removed.
-        part = "os.path.join(os.path.dirname(path), f'.{os.path.basename(path)[:-7]}.html.{pid}.part')"
+        begun = str(self.folder / "begun")
         self.behave(
-            "import glob; path = sys.argv[-5]\n"
-            f"if sys.argv[1] == 'report': pid = os.getpid(); open({part}, 'w').close(); time.sleep(1000)\n"
-            f"pid = '*'\nwhile not glob.glob({part}): time.sleep(0.01)\n"
+            "if sys.argv[1] == 'report':\n"
+            "    open(sys.argv[sys.argv.index('--output') + 1] + '.part', 'w').close()\n"
+            f"    open({begun!r}, 'w').close(); time.sleep(1000)\n"
+            f"while not os.path.exists({begun!r}): time.sleep(0.01)\n"
         )
         with mock.patch.object(_watch_report, "time", mock.Mock(monotonic=mock.Mock(side_effect=[0, -1000, 1]))):
             note = self.failure()[1]
