@@ -177,6 +177,39 @@ class Refusals(unittest.TestCase):
                 allocator.free(12345)
 
 
+@unittest.skipUnless(hasattr(os, "fork"), "no fork")
+class Forks(unittest.TestCase):
+    def test_the_child_of_a_fork_is_refused_by_name_and_may_leave_blocks_of_code(self):
+        program = """
+import os
+from stratalloc import Allocator, Error
+with Allocator("backend:native", "host") as allocator:
+    with allocator.pool():
+        child = os.fork()
+        if child == 0:
+            for call in (lambda: allocator.allocate(10), allocator.memory_stats, allocator.empty_cache):
+                try:
+                    call()
+                except Error as error:
+                    assert "belongs to the process that forked this one" in str(error), error
+                else:
+                    raise AssertionError
+    if child == 0:
+        allocator.close()
+if child == 0:
+    with Allocator("backend:native", "host") as own:
+        own.free(own.allocate(10))
+        try:
+            own.free(123)
+        except Error as error:
+            assert "forked" not in str(error), error
+else:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+
 class Libraries(unittest.TestCase):
     def attempt(self, code, **environment):
         environment = {**os.environ, **environment}

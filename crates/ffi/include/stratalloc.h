@@ -534,7 +534,8 @@ stratalloc_status stratalloc_check_conf(const char *conf);
 // Destroys an allocator and releases all its memory to the device, including live blocks. Blocks of
 // `backend:cpu` are the exception: they stay valid, and any other `backend:cpu` allocator of the
 // process can free them. If calls on other threads are still running, the last of them releases the
-// memory. Later calls with the handle fail.
+// memory. Later calls with the handle fail. Does nothing in a forked child, if the allocator is of the
+// parent: only the parent can use it and what was made from it.
 stratalloc_status stratalloc_destroy(uint64_t handle);
 
 // Allocates a block of at least `bytes` and stores its address. Work submitted to `stream` from now on
@@ -800,7 +801,8 @@ stratalloc_status stratalloc_pool_retain(uint64_t handle, stratalloc_pool pool);
 
 // Removes a user from a pool. Without users, the pool serves no more requests, and its free memory is
 // released to the device as far as the driver allows. Memory of live blocks is released after they are
-// freed, the next time the allocator releases memory.
+// freed, the next time the allocator releases memory. Does nothing in a forked child, if the allocator is of
+// the parent.
 stratalloc_status stratalloc_pool_release(uint64_t handle,
                                           stratalloc_pool pool);
 
@@ -824,8 +826,9 @@ stratalloc_status stratalloc_pool_scope_open_filter(uint64_t handle,
                                                     const stratalloc_stream_filter *filter);
 
 // Closes the scope of a pool. May be called on any thread. If the driver fails, the scope is closed
-// all the same and its user removed.
-stratalloc_status stratalloc_pool_scope_close(uint64_t handle, stratalloc_pool pool);
+// all the same and its user removed. Does nothing in a forked child, if the allocator is of the parent.
+stratalloc_status stratalloc_pool_scope_close(uint64_t handle,
+                                              stratalloc_pool pool);
 
 // Takes a checkpoint of a pool's current blocks. After that, free memory of the pool is not released
 // while the pool has users.

@@ -82,10 +82,11 @@ pub unsafe extern "C" fn stratalloc_check_conf(conf: *const c_char) -> Status {
 /// Destroys an allocator and releases all its memory to the device, including live blocks. Blocks of
 /// `backend:cpu` are the exception: they stay valid, and any other `backend:cpu` allocator of the
 /// process can free them. If calls on other threads are still running, the last of them releases the
-/// memory. Later calls with the handle fail.
+/// memory. Later calls with the handle fail. Does nothing in a forked child, if the allocator is of the
+/// parent: only the parent can use it and what was made from it.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_destroy(handle: u64) -> Status {
-    status(|| table::remove(handle).map(drop))
+    status(|| table::release(handle))
 }
 
 /// Allocates a block of at least `bytes` and stores its address. Work submitted to `stream` from now on

@@ -100,5 +100,5 @@ pub unsafe extern "C" fn stratalloc_checkpoint_restore(
 /// Drops a checkpoint. The pool stays as it is.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_checkpoint_drop(checkpoint: *mut Checkpoint) -> Status {
-    status(|| user_data::remove::<Taken>("checkpoint", checkpoint.addr() as u64).map(drop))
+    status(|| user_data::release::<Taken>("checkpoint", checkpoint.addr() as u64))
 }

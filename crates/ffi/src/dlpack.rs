@@ -172,7 +172,7 @@ pub unsafe extern "C" fn stratalloc_owned_allocate(
 /// Waits only as `stratalloc_free` does.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_owned_release(block: u64) -> Status {
-    status(|| user_data::remove::<OwnedBlock>("owned block", block).map(drop))
+    status(|| user_data::release::<OwnedBlock>("owned block", block))
 }
 
 /// Creates a tensor in an owned block, for another library, and stores a pointer to a DLPack structure in
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn stratalloc_tensor_import(
 /// Calls the deleter of an imported tensor. Waits only if the deleter waits.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_tensor_release(imported: u64) -> Status {
-    status(|| user_data::remove::<ManagedTensor>("imported tensor", imported).map(drop))
+    status(|| user_data::release::<ManagedTensor>("imported tensor", imported))
 }
 
 /// # Safety

@@ -260,11 +260,11 @@ pub extern "C" fn stratalloc_pool_retain(handle: u64, pool: Pool) -> Status {
 
 /// Removes a user from a pool. Without users, the pool serves no more requests, and its free memory is
 /// released to the device as far as the driver allows. Memory of live blocks is released after they are
-/// freed, the next time the allocator releases memory.
+/// freed, the next time the allocator releases memory. Does nothing in a forked child, if the allocator is of
+/// the parent.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_release(handle: u64, pool: Pool) -> Status {
-    status(|| {
-        let instance = table::find(handle)?;
+    table::release_on(handle, |instance| {
         let pools = instance.pools()?;
         pools.release_pool(pool.into())?;
         // An error is ignored, because the user is removed in any case. Memory that could not be
@@ -312,10 +312,10 @@ pub unsafe extern "C" fn stratalloc_pool_scope_open_filter(
 }
 
 /// Closes the scope of a pool. May be called on any thread. If the driver fails, the scope is closed
-/// all the same and its user removed.
+/// all the same and its user removed. Does nothing in a forked child, if the allocator is of the parent.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_pool_scope_close(handle: u64, pool: Pool) -> Status {
-    status(|| Ok(close(table::find(handle)?.pools()?, pool.into())?))
+    table::release_on(handle, |instance| Ok(close(instance.pools()?, pool.into())?))
 }
 
 /// Closes a scope and removes its user.

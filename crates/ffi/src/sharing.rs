@@ -104,7 +104,7 @@ pub unsafe extern "C" fn stratalloc_open_shared(
 /// Unmapping waits for the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_close_shared(shared: u64) -> Status {
-    status(|| user_data::remove::<Imported>("shared block", shared).map(drop))
+    status(|| user_data::release::<Imported>("shared block", shared))
 }
 
 /// Gives `device` access to the allocator's memory, present and future. For the other direction, call

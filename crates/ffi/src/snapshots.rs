@@ -263,5 +263,5 @@ pub unsafe extern "C" fn stratalloc_snapshot_visit(
 /// Drops a snapshot. Releases the stacks that nothing else refers to.
 #[unsafe(no_mangle)]
 pub extern "C" fn stratalloc_snapshot_drop(snapshot: *mut Snapshot) -> Status {
-    status(|| user_data::remove::<Taken>("snapshot", snapshot.addr() as u64).map(drop))
+    status(|| user_data::release::<Taken>("snapshot", snapshot.addr() as u64))
 }

@@ -53,6 +53,15 @@ pub(super) fn on(handle: u64, work: impl FnOnce(&Instance)) -> Status {
     })
 }
 
+/// Runs `work`, which releases a part of the allocator of a handle. Does nothing if the handle is of the
+/// process that forked this one.
+pub(super) fn release_on(
+    handle: u64,
+    work: impl FnOnce(&Instance) -> Result<(), Failure>,
+) -> Status {
+    status(|| if user_data::is_of_parent(handle) { Ok(()) } else { work(&*find(handle)?) })
+}
+
 /// Returns all allocators, each with a small number that is unique among them.
 pub(super) fn all() -> Vec<(u64, Named)> {
     let torch = torch::open_devices().filter_map(|(device, instance)| {
@@ -64,12 +73,16 @@ pub(super) fn all() -> Vec<(u64, Named)> {
     torch.chain(own).collect()
 }
 
-/// Removes a handle and returns its allocator. The caller can then drop it with no lock held.
-pub(super) fn remove(handle: u64) -> Result<Arc<Instance>, Failure> {
+/// Removes a handle, and drops its allocator with no lock held. Does nothing if it is of the process that
+/// forked this one.
+pub(super) fn release(handle: u64) -> Result<(), Failure> {
+    if user_data::is_of_parent(handle) {
+        return Ok(());
+    }
     match find(handle)? {
         Named::Torch(_) => {
             Err(Failure::invalid("PyTorch's allocators stay until the process ends"))
         }
-        Named::Own(_) => user_data::remove("allocator", handle),
+        Named::Own(_) => user_data::release::<Instance>("allocator", handle),
     }
 }

@@ -95,9 +95,13 @@ static OBJECTS: Global<Objects> = Global::new(Rank::Objects, BTreeMap::new());
 /// The first number of an object. Small numbers, which a caller may pass by mistake, are no objects.
 pub(super) const FIRST_NUMBER: u64 = 1 << 24;
 
+/// The number of the next object.
+static NEXT: AtomicU64 = AtomicU64::new(FIRST_NUMBER);
+/// Objects with smaller numbers belong to the process that forked this one.
+static FIRST_OWN: AtomicU64 = AtomicU64::new(FIRST_NUMBER);
+
 /// Stores an object and returns its number. Numbers are unique over all kinds of objects.
 pub(super) fn add(thing: impl Any + Send + Sync) -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(FIRST_NUMBER);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     OBJECTS.lock().insert(number, Arc::new(thing));
     number
@@ -127,17 +131,37 @@ pub(super) fn remove<T: Any + Send + Sync>(kind: &str, number: u64) -> Result<Ar
     known(kind, number, removed)
 }
 
+/// Removes a number, and drops its object with the last reference to it. Does nothing if the number is of the
+/// process that forked this one.
+pub(super) fn release<T: Any + Send + Sync>(kind: &str, number: u64) -> Result<(), Failure> {
+    if is_of_parent(number) { Ok(()) } else { remove::<T>(kind, number).map(drop) }
+}
+
 fn known<T: Any + Send + Sync>(
     kind: &str,
     number: u64,
     thing: Option<Arc<dyn Any + Send + Sync>>,
 ) -> Result<Arc<T>, Failure> {
-    let text = format_args!("no {kind} has the handle {number:#x}, or it was released");
-    let unknown = || Failure::new(Status::UnknownHandle, text);
+    let unknown = || {
+        let text = match is_of_parent(number) {
+            true => format!(
+                "the {kind} {number:#x} belongs to the process that forked this one: make an allocator in \
+                 this process"
+            ),
+            false => format!("no {kind} has the handle {number:#x}, or it was released"),
+        };
+        Failure::new(Status::UnknownHandle, text)
+    };
     thing.and_then(|thing| thing.downcast().ok()).ok_or_else(unknown)
+}
+
+/// Returns true for a number of the process that forked this one.
+pub(super) fn is_of_parent(number: u64) -> bool {
+    (FIRST_NUMBER..FIRST_OWN.load(Ordering::Relaxed)).contains(&number)
 }
 
 /// Removes all numbers in a forked child, without dropping the objects.
 pub(super) fn forget_all() {
     mem::forget(mem::take(&mut *OBJECTS.lock()));
+    FIRST_OWN.store(NEXT.load(Ordering::Relaxed), Ordering::Relaxed);
 }

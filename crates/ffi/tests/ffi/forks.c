@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <pthread.h>
@@ -27,6 +28,7 @@ static const char *confs[] = {
 };
 static const char *device;
 static uint64_t shared;
+static stratalloc_pool pool;
 static void *inherited;
 static atomic_int ended;
 
@@ -66,6 +68,14 @@ static void live_as_child(void) {
     alarm(120);
     void *block = NULL;
     CHECK(stratalloc_allocate(shared, 4096, NULL, &block) == STRATALLOC_STATUS_UNKNOWN_HANDLE);
+    char message[300];
+    stratalloc_last_error(message, sizeof message);
+    CHECK(strstr(message, "belongs to the process that forked this one") != NULL);
+    /* The end of a block of code that began in the parent. */
+    CHECK(stratalloc_pool_scope_close(shared, pool) == STRATALLOC_STATUS_OK);
+    CHECK(stratalloc_pool_release(shared, pool) == STRATALLOC_STATUS_OK);
+    CHECK(stratalloc_destroy(shared) == STRATALLOC_STATUS_OK);
+    CHECK(stratalloc_destroy(shared + (1 << 20)) == STRATALLOC_STATUS_UNKNOWN_HANDLE);
     stratalloc_torch_free(inherited, 4096, 0, NULL);
     for (int i = 0; i < 3; i++) make_and_use(confs[i]);
     for (int i = 0; i < 2; i++) use_as_pytorch(i);
