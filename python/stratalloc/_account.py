@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import pathlib
+import queue
 import socket
 import struct
 import subprocess
@@ -21,6 +22,9 @@ _PRELOADED = "libstratalloc_account.so"
 _SECONDS_FOR_PROCESSES = 60
 # A reader of the account that is slower loses the connection.
 _SECONDS_FOR_READERS = 5
+# The most readers that wait for an account. Others are refused.
+_READERS = 16
+_ROOT = 0
 _DEFAULT_POOL = (0, 0)
 _PYTORCH = "PyTorch"
 _ALLOCATIONS, _GRAPHS = "allocations", "graphs"
@@ -325,15 +329,28 @@ def serve():
     if _serving == os.getpid() or not sys.platform.startswith("linux"):
         return
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"\0stratalloc-account-{os.getpid()}")
-    listener.listen(4)
+    listener.bind(socket_name())
+    listener.listen(_READERS)
     # Otherwise a child that outlives this process would keep readers waiting.
     os.register_at_fork(after_in_child=listener.close)
-    threading.Thread(target=_answer, args=(listener,), name="stratalloc-account", daemon=True).start()
+    readers = queue.Queue(_READERS)
+    for name, work in (("stratalloc-account", _accept), ("stratalloc-answer", _answer)):
+        threading.Thread(target=work, args=(readers, listener), name=name, daemon=True).start()
     _serving = os.getpid()
 
 
-def _answer(listener):
+def socket_name():
+    """Returns the name of this process's socket, in the abstract namespace. Processes of several containers may
+    have equal ids and one network namespace, so the name has the pid namespace."""
+    namespace = 0
+    with contextlib.suppress(OSError):
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    return f"\0stratalloc-account-{namespace}-{os.getpid()}"
+
+
+def _accept(readers, listener):
+    """Accepts readers of the same user and of root. Closes other connections at once, and makes no account, so
+    that no user can keep others from being accepted."""
     while True:
         try:
             connection, _ = listener.accept()
@@ -341,12 +358,37 @@ def _answer(listener):
             # The program has too many open files. A reader waits until it has fewer.
             time.sleep(1)
             continue
-        with connection, contextlib.suppress(OSError):
+        try:
             connection.settimeout(_SECONDS_FOR_READERS)
             size = struct.calcsize("3i")
             _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-            if user in (0, os.getuid()):
-                connection.sendall(json.dumps(_accounts()).encode())
+            if user not in (_ROOT, os.getuid()):
+                connection.close()
+                continue
+            readers.put_nowait(connection)
+        except queue.Full:
+            _send(connection, {"error": "too many programs read its account"})
+        except OSError:
+            connection.close()
+
+
+def _answer(readers, _):
+    """Makes one account for all readers that wait."""
+    while True:
+        waiting = [readers.get()]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                waiting.append(readers.get_nowait())
+        accounts = _accounts()
+        for connection in waiting:
+            _send(connection, accounts)
+
+
+def _send(connection, accounts):
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(json.dumps(accounts).encode())
+        # A child of a fork may have the connection too. The reader sees the end all the same.
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _accounts():

@@ -227,10 +227,48 @@ class Accounts(unittest.TestCase):
         for _ in range(2):
             with socket.socket(socket.AF_UNIX) as reader:
                 reader.settimeout(60)
-                reader.connect(f"\0stratalloc-account-{os.getpid()}")
+                reader.connect(_account.socket_name())
                 text = b"".join(iter(lambda: reader.recv(4096), b""))
             (account,) = json.loads(text)["accounts"]
             self.assertEqual(self.rows(account)[0], ("allocator", "live tensors", 1500))
+
+    @unittest.skipUnless(sys.platform.startswith("linux"), "the socket's name needs Linux")
+    def test_readers_are_accepted_while_an_account_is_made(self):
+        made, may_end = threading.Semaphore(0), threading.Event()
+
+        def accounts():
+            made.release()
+            may_end.wait()
+            return {"accounts": []}
+
+        def reader():
+            one = socket.socket(socket.AF_UNIX)
+            self.addCleanup(one.close)
+            one.settimeout(60)
+            one.connect(_account.socket_name())
+            return one
+
+        text = lambda one: json.loads(b"".join(iter(lambda: one.recv(4096), b"")))  # noqa: E731
+        _account.serve()
+        with mock.patch.object(_account, "_accounts", accounts):
+            first = reader()
+            made.acquire()
+            waiting = [reader() for _ in range(_account._READERS)]
+            refused = [text(reader()) for _ in range(3 * _account._READERS)]
+            may_end.set()
+            self.assertEqual([text(one) for one in [first, *waiting]], [{"accounts": []}] * (len(waiting) + 1))
+        self.assertEqual(refused, [{"error": "too many programs read its account"}] * len(refused))
+        # The next account is for all that waited.
+        self.assertTrue(made.acquire(blocking=False) and not made.acquire(blocking=False))
+
+    @unittest.skipUnless(sys.platform.startswith("linux"), "the socket's name needs Linux")
+    def test_other_users_are_not_served(self):
+        _account.serve()
+        with mock.patch.object(_account.os, "getuid", lambda: 4711), mock.patch.object(_account, "_ROOT", 4712):
+            with socket.socket(socket.AF_UNIX) as reader:
+                reader.settimeout(60)
+                reader.connect(_account.socket_name())
+                self.assertEqual(reader.recv(4096), b"")
 
     def test_a_snapshot_of_watch_has_the_owners(self):
         watcher = _watch.Watcher(sys.modules["torch"], {"folder": str(self.folder), "files": 3})

@@ -1,11 +1,10 @@
 //! `stratalloc info --pid`: the owners of the memory that a device uses, as seen by a running process.
 //!
-//! A process whose Python program calls `stratalloc.watch()` sends its account through a socket. For other
-//! processes the account has only what the list of processes contains.
+//! A process whose Python program calls `stratalloc.watch()` sends its account through a socket (`request`).
+//! For other processes the account has only what the list of processes contains.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
-use std::time::{Duration, Instant};
+use std::io::{self, Write};
 
 use serde_json::{Value, json};
 
@@ -17,10 +16,8 @@ use super::outcome::{Outcome, Result, out, write_stderr};
 use super::show::Side::{Left, Right};
 use super::show::{mib, progress, table};
 
-/// Limits the text that another process sends.
-const TEXT_BYTES_MAX: usize = 1 << 20;
-/// The other process waits for the command line while it makes its account.
-const WAIT: Duration = Duration::from_secs(90);
+#[cfg(target_os = "linux")]
+mod request;
 
 /// A part of a device's used memory.
 #[derive(Debug, PartialEq)]
@@ -105,32 +102,7 @@ fn write_account(process: u32, account: &Account, as_json: bool) -> io::Result<(
 /// Asks a process for its account.
 #[cfg(target_os = "linux")]
 fn asked(process: u32) -> Result<Vec<Account>, String> {
-    use std::os::linux::net::SocketAddrExt;
-    use std::os::unix::net::{SocketAddr, UnixStream};
-
-    let read = || {
-        let end = Instant::now() + WAIT;
-        let name = format!("stratalloc-account-{process}");
-        let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
-        // Any process can have taken the name.
-        let peer = rustix::net::sockopt::socket_peercred(&stream)?.pid;
-        if u32::try_from(peer.as_raw_nonzero().get()) != Ok(process) {
-            return Err(io::Error::other("another process has its socket"));
-        }
-        let (mut text, mut part) = (Vec::new(), vec![0; 1 << 16]);
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() || text.len() > TEXT_BYTES_MAX {
-                return Err(io::Error::other("it sends too much, or too slowly"));
-            }
-            stream.set_read_timeout(Some(left))?;
-            match stream.read(&mut part)? {
-                0 => return Ok(text),
-                bytes => text.extend_from_slice(&part[..bytes]),
-            }
-        }
-    };
-    let text = read().map_err(|error| error.to_string())?;
+    let text = request::text_of(process).map_err(|error| error.to_string())?;
     let sent: Value =
         serde_json::from_slice(&text).map_err(|error| format!("it sent no account: {error}"))?;
     if let Some(error) = sent["error"].as_str() {
@@ -199,12 +171,12 @@ struct FromOutside {
 }
 
 /// Returns the rows of an account from a list of processes, or `None` if `process` is not in it. This
-/// program, `own`, is in the list with the bytes of a bare context.
+/// program, `own`, is in the list with the bytes of a bare context. If it is not, the list has the numbers of
+/// another pid namespace, as it may in a container, and names other processes.
 fn rows_from_outside(process: u32, own: u32, list: &[ProcessUsage]) -> Option<FromOutside> {
     let bytes: BTreeMap<u32, u64> =
         list.iter().map(|usage| (usage.process, usage.used_bytes)).collect();
-    let all = *bytes.get(&process)?;
-    let own_bytes = bytes.get(&own).copied().unwrap_or(0);
+    let (all, own_bytes) = (*bytes.get(&process)?, *bytes.get(&own)?);
     let context = own_bytes.min(all);
     let row = |owner: String, kind: &str, bytes: u64, found_by: &str| Row {
         owner,
@@ -255,6 +227,7 @@ mod tests {
             [("context", 500), ("process 7", 2500), ("process 9", 600), ("unknown", 100)];
         assert_eq!((account.used_bytes / MIB, rows), (3700, expected.to_vec()));
         assert!(rows_from_outside(6, 8, &list).is_none());
+        assert!(rows_from_outside(7, 6, &list).is_none(), "the list has other numbers");
     }
 
     #[test]

@@ -1,14 +1,21 @@
 //! The account of a process, which `stratalloc info --pid` reads from a socket.
 
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 
 use super::*;
 
+/// Returns the address of the socket of a process in this pid namespace.
+fn address_of(process: u32) -> SocketAddr {
+    let namespace = std::fs::metadata("/proc/self/ns/pid").expect("every process has one").ino();
+    SocketAddr::from_abstract_name(format!("stratalloc-account-{namespace}-{process}"))
+        .expect("a short name")
+}
+
 /// Sends these texts, one for each reader, as the account of this process.
 fn send(texts: Vec<String>) -> std::thread::JoinHandle<()> {
-    let name = format!("stratalloc-account-{}", std::process::id());
-    let address = SocketAddr::from_abstract_name(name).expect("a short name");
+    let address = address_of(std::process::id());
     let listener = UnixListener::bind_addr(&address).expect("no other test has the name");
     std::thread::spawn(move || {
         for text in texts {
@@ -55,12 +62,30 @@ fn a_process_is_asked_for_its_account() {
 #[test]
 fn another_process_cannot_answer() {
     // The test's socket has the name of process 1.
-    let name = SocketAddr::from_abstract_name("stratalloc-account-1").expect("a short name");
-    let Ok(listener) = UnixListener::bind_addr(&name) else {
+    let Ok(listener) = UnixListener::bind_addr(&address_of(1)) else {
         return println!("skipped: process 1 has a socket of this name");
     };
     let refused = ended(stratalloc().args(["info", "--pid", "1", "--device", "sim"]));
     drop(listener);
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     assert!(refused.stderr.contains("another process has its socket"), "{}", refused.stderr);
+}
+
+#[test]
+fn a_process_that_accepts_no_connection_is_given_up() {
+    // Another process has taken the name, and its queue is full.
+    let mut child = Command::new("sleep").arg("100").spawn().expect("every system has it");
+    let address = address_of(child.id());
+    let listener = UnixListener::bind_addr(&address).expect("no other test has the name");
+    rustix::net::listen(&listener, 0).expect("a shorter queue");
+    let waiting = std::os::unix::net::UnixStream::connect_addr(&address).expect("one fits");
+    let process = child.id().to_string();
+    let refused = ended(stratalloc().args(["info", "--pid", &process, "--device", "sim"]));
+    drop(waiting);
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert!(refused.stderr.contains("accepts no connection within 5 s"), "{}", refused.stderr);
+    child.kill().expect("it sleeps");
+    child.wait().expect("it was killed");
+    let missing = ended(stratalloc().args(["info", "--pid", &process, "--device", "sim"]));
+    assert!(missing.stderr.contains("there is no such process"), "{}", missing.stderr);
 }
