@@ -17,6 +17,7 @@ import sys
 import tempfile
 import warnings
 
+from . import _files
 from ._errors import LibraryError
 from ._library import load
 
@@ -149,7 +150,7 @@ def _built(torch):
         with _locked(path.with_suffix(".lock")):
             # Another process may have built the object while this one waited for the lock.
             if not path.is_file():
-                _build(path, home, flags, is_new=not _is_known(torch))
+                _build(path, home, str(torch.__version__), flags, is_new=not _is_known(torch))
     except OSError as error:
         raise Unavailable(f"a cache folder that can be written: {error}") from error
     return str(path)
@@ -170,19 +171,30 @@ def _locked(path):
     import fcntl
 
     with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _print("waiting for another process that compiles its class for PyTorch")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _build(path, home, flags, is_new):
+def _print(text):
+    # The stream may be closed.
+    with contextlib.suppress(Exception):
+        print(f"stratalloc: {text}", file=sys.stderr, flush=True)
+
+
+def _build(path, home, version, flags, is_new):
     """Builds the object at ``path``. If ``is_new``, tests it before it is moved there."""
     compiler = _compiler()
     if not (home / "include" / "c10" / "cuda" / "CUDACachingAllocator.h").is_file():
         raise Unavailable(f"PyTorch's headers in {home / 'include'}")
     flags = [*flags, *_FLAGS, f"-I{home / 'include'}"]
     flags += [f"-I{folder}" for folder in _cuda_includes(home)]
-    # In the same folder, because only then `os.replace` can move the finished object into place
-    # atomically.
+    test = f", and testing it for at most {_TRIAL_S_MAX} s" if is_new else ""
+    _print(f"compiling its class for PyTorch {version} (once, about 30 s){test}")
+    # In the same folder, because only then the finished object can be renamed.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as work:
         work = pathlib.Path(work)
 
@@ -198,7 +210,7 @@ def _build(path, home, flags, is_new):
         _run([*compiler, "-shared", "-o", str(made), *objects, *libraries])
         if is_new:
             _try(made, home)
-        os.replace(made, path)
+        _files.move(made, path)
 
 
 def _try(made, home):

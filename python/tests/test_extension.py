@@ -1,6 +1,8 @@
 """The object for PyTorch: how it is found, built and kept, and what happens if it is missing."""
 
 import importlib.util
+import contextlib
+import io
 import os
 import pathlib
 import runpy
@@ -99,6 +101,26 @@ class Building(Folder):
         # No partial file is left.
         left = sorted(file.suffix for file in pathlib.Path(path).parent.iterdir())
         self.assertEqual(left, [".lock", ".lock", ".so", ".so"])
+
+    def test_a_compilation_and_a_wait_for_one_are_announced(self):
+        errors = io.StringIO()
+        with contextlib.redirect_stderr(errors):
+            path = _extension.find(self.torch("2.15.0"))
+            _extension.find(self.torch("2.15.0"))
+        line = "stratalloc: compiling its class for PyTorch 2.15.0 (once, about 30 s)\n"
+        self.assertEqual(errors.getvalue(), line)
+        calls = []
+
+        def lock(_, flags):
+            calls.append(flags)
+            if len(calls) == 1:
+                raise BlockingIOError
+
+        with contextlib.redirect_stderr(errors), mock.patch("fcntl.flock", lock):
+            pathlib.Path(path).unlink()
+            _extension.find(self.torch("2.15.0"))
+        self.assertIn("waiting for another process that compiles its class", errors.getvalue())
+        self.assertEqual(len(calls), 2)
 
     def test_an_object_in_the_package_is_used_for_the_commit_of_pytorch_that_it_was_built_from(self):
         release, cuda, other = self.torch(), self.torch("2.11.0+cu128"), self.torch("2.11.1")
