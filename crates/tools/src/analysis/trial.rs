@@ -5,10 +5,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::device::{Calls, add_taken, counted};
-use super::recording::Recording;
+use super::recording::{LimitSource, Recording};
 use crate::replay::{self, Manner, ReplayError, Run};
 use stratalloc::allocator::{Allocation, DeviceAllocator};
-use stratalloc::config::Config;
+use stratalloc::config::{Compat, Config};
 use stratalloc::driver::Driver;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Statistics;
@@ -68,6 +68,21 @@ pub fn measure(
     passes: u32,
 ) -> Result<Trial, ReplayError> {
     measure_watched(recording, config, capacity, passes, &|_| ())
+}
+
+/// Returns the number of requests that got no memory under the recorded configuration: as recorded or, if
+/// the caller set the memory, in a replay with it.
+///
+/// # Errors
+///
+/// The same as [`measure`].
+pub(crate) fn failed_requests(recording: &Recording) -> Result<u64, ReplayError> {
+    let by_total = recording.limit.is_some_and(|l| l.source == LimitSource::TotalMemory);
+    if recording.memory.fraction.is_none() && !by_total {
+        return Ok(recording.figures.ooms);
+    }
+    let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
+    Ok(measure(recording, &without_files(&config), Capacity::Limited, 1)?.run.ooms)
 }
 
 /// Does the same as [`measure`]. `progress` is called after each pass with the number of passes done.

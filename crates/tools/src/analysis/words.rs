@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::advice::{Advice, Tried};
 use super::causes::{Causes, HeapCauses, Moment, Picture};
 use super::needs::Need;
+use super::paste::Paste;
 use super::recording::Recording;
 use super::streams::Streams;
 use super::torch::ForTorch;
@@ -226,15 +227,25 @@ impl Advice {
 
     /// Returns the allocator, the environment variable and the need of a setting that was searched.
     pub(crate) fn choice(&self, tried: &Tried) -> Choice {
-        let (allocator, variable, conf) = match tried.for_pytorch() {
-            Some(conf) => (self.torch.to_string(), "PYTORCH_CUDA_ALLOC_CONF", conf),
-            None => ("stratalloc".to_owned(), "ALLOC_CONF", tried.conf.as_str()),
-        };
-        let set = match conf.is_empty() {
-            true => "(nothing to set)".to_owned(),
-            false => format!("{variable}={conf}"),
-        };
+        let Paste { allocator, set, .. } = self.paste(tried);
+        let set = if set.is_empty() { "(nothing to set)".to_owned() } else { set };
         Choice { allocator, set, needs: format!("needs {} MiB", tried.need.in_mib()) }
+    }
+
+    /// Returns the line that sets a setting that was searched.
+    pub(crate) fn paste(&self, tried: &Tried) -> Paste {
+        match tried.for_pytorch() {
+            Some(_) if self.is_for_pytorch(tried) => {
+                Paste::for_pytorch(self.torch.to_string(), &tried.conf)
+            }
+            _ => {
+                let torch = match self.torch {
+                    ForTorch::Set(version) => Some(version),
+                    ForTorch::Shown(_) | ForTorch::Unknown => None,
+                };
+                Paste::of(&tried.conf, torch)
+            }
+        }
     }
 
     /// Lists the data that the recording lacks, each with the option or call that supplies it.

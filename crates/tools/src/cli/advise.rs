@@ -41,12 +41,14 @@ pub(crate) struct Advise {
     /// the recording.
     #[arg(long, value_name = "VERSION")]
     torch: Option<TorchVersion>,
-    /// Check whether the program fits in this much memory, and name the cheapest setting with which it
-    /// does. The exit code is 1 if it does not fit. Same as --assert "needs<=SIZE".
+    /// Check whether the program fits in this much memory as it is. The exit code is 1 if it needs more, or
+    /// if requests failed when it was recorded. If it needs more, the cheapest setting with which it fits is
+    /// named. A size such as 24GiB, or a share of --total-memory, such as 80%.
     #[arg(long, value_name = "SIZE", value_parser = fits)]
     fits: Option<Assertion>,
-    /// Check a condition, such as needs<=24GiB or live_peak<20GiB. The exit code is 1 if it does not
-    /// hold. Can be given several times. needs is the smallest need of all settings that are tried.
+    /// Check a condition, such as needs<=24GiB, live_peak<20GiB or failures==0. The exit code is 1 if it does
+    /// not hold. Can be given several times. needs is the need as recorded, least_need the smallest of all
+    /// settings that are tried, failures the number of failed requests.
     #[arg(long, value_name = "CONDITION")]
     assert: Vec<Assertion>,
     /// Write the results of the conditions to this file, in JUnit's format.
@@ -81,10 +83,11 @@ impl Advise {
         self.fits.iter().chain(&self.assert)
     }
 
-    fn options(&self) -> AdviceOptions {
+    fn options(&self, recording: &Recording) -> AdviceOptions {
         // The strictest condition decides: if the recorded setting meets it, no other setting is
         // searched.
-        let enough = self.assertions().map(Assertion::enough_bytes);
+        let total_bytes = recording.memory.total_bytes;
+        let enough = self.assertions().map(|assertion| assertion.enough_bytes(total_bytes));
         let enough = enough.collect::<Option<Vec<u64>>>();
         let enough_bytes = enough.and_then(|all| all.into_iter().min());
         let (quick, torch) = (self.quick, self.torch);
@@ -95,7 +98,7 @@ impl Advise {
 /// Adds the results of the conditions to `cases`.
 fn advise(args: &Advise, name: &str, trace: Trace, cases: &mut Vec<Case>) -> Result<Outcome> {
     let recording = args.recordings.recording(name, trace, "compared with PyTorch's default");
-    let options = args.options();
+    let options = args.options(&recording);
     let bar = progress(1, &format!("trying settings on {}", shown(name)));
     let mut advice = Advice::search(&recording, &options, &|done, known| {
         bar.set_length(known as u64);
@@ -123,19 +126,16 @@ fn advise(args: &Advise, name: &str, trace: Trace, cases: &mut Vec<Case>) -> Res
     } else if verdicts.is_empty() {
         found.write(&options)?;
     } else {
-        unless_closed(write_verdicts(name, advice, &verdicts))?;
+        unless_closed(write_verdicts(name, &verdicts))?;
     }
     Ok(outcome)
 }
 
-fn write_verdicts(name: &str, advice: &Advice, verdicts: &[Verdict]) -> io::Result<()> {
+fn write_verdicts(name: &str, verdicts: &[Verdict]) -> io::Result<()> {
     let mut out = out();
     writeln!(out, "{}", shown(name))?;
     for verdict in verdicts {
         writeln!(out, "{}", emphasised(&verdict.answer.sentence))?;
-        if let Some(tried) = verdict.to_set() {
-            write_choice(&advice.choice(tried))?;
-        }
     }
     writeln!(out)
 }

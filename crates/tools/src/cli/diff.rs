@@ -24,8 +24,9 @@ use super::show::{UNKNOWN, emphasised, joined, mib, progress, shown_path, table}
 pub(crate) struct DiffArguments {
     #[command(flatten)]
     recordings: Recordings,
-    /// Check a condition on the difference between B and A, such as live_peak<=+2% or needs<=+1GiB. The
-    /// exit code is 1 if it does not hold. Can be given several times. A percentage is one of A's value.
+    /// Check a condition on the difference between B and A, such as live_peak<=+2%, needs<=+1GiB or
+    /// failures<=+0. needs is each recording's need as recorded. The exit code is 1 if it does not hold. Can
+    /// be given several times. A percentage is one of A's value.
     #[arg(long, value_name = "CONDITION", allow_hyphen_values = true)]
     assert: Vec<Condition<Difference>>,
     /// Write the results of the conditions to this file, in JUnit's format.
@@ -67,7 +68,8 @@ pub(crate) fn run(args: &DiffArguments) -> Result<Outcome> {
     let bar = progress(1, "aligning requests");
     let diff = &Diff::of(a, b);
     bar.finish_and_clear();
-    let verdicts: Vec<_> = args.assert.iter().map(|one| one.check_difference(diff)).collect();
+    let verdicts = args.assert.iter().map(|one| one.check_difference(diff));
+    let verdicts: Vec<DifferenceVerdict> = verdicts.collect::<Result<_>>()?;
     let found = Found { files, names: [name_a, name_b], diff, verdicts: &verdicts };
     unless_closed(match args.json {
         true => writeln!(out(), "{}", found.json()),

@@ -228,16 +228,24 @@ fn whether_a_program_fits_is_answered_with_the_cheapest_setting_and_by_the_exit_
     assert_eq!(code, Some(0), "{value}");
     assert!(value.contains("\nYes: the recording needs 3,230 MiB as it is; "), "{value}");
     assert!(!value.contains("ALLOC_CONF"), "{value}");
+    let with = "`PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:32` (PyTorch 2.12 or later)";
     let (code, value) = stdout(&["--fits", "3200MiB"]);
-    assert_eq!(code, Some(0), "{value}");
-    assert!(
-        value.contains("\nYes: with the setting below the recording needs 3,080 MiB; "),
-        "{value}"
-    );
-    assert!(value.contains("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:32"), "{value}");
-    let (code, value) = stdout(&["--fits", "3000MiB"]);
     assert_eq!(code, Some(1), "{value}");
-    assert!(value.contains("\nNo: the least need of ") && !value.contains("ALLOC_CONF"), "{value}");
+    let needs = "the recording needs 3,230 MiB as it is";
+    let no = format!("\nNo: {needs}; with {with} it needs 3,080 MiB and would fit in 3.12 GiB.\n");
+    assert!(value.contains(&no), "{value}");
+    let (code, value) = stdout(&["--assert", "least_need<=3200MiB"]);
+    assert_eq!(code, Some(0), "{value}");
+    let yes = format!(
+        "\nYes: with {with} the recording needs 3,080 MiB; 3.12 GiB suffice. But {needs}.\n"
+    );
+    assert!(value.contains(&yes), "{value}");
+    for condition in ["needs<=3000MiB", "least_need<=3000MiB"] {
+        let (code, value) = stdout(&["--assert", condition]);
+        assert_eq!(code, Some(1), "{value}");
+        assert!(value.contains(&format!("\nNo: {needs}. The least need of ")), "{value}");
+        assert!(!value.contains("ALLOC_CONF"), "{value}");
+    }
     for (condition, code) in
         [("needs>700MiB", 0), ("live_peak >= 4000MiB", 1), ("peak<1GiB", 2), ("needs=1GiB", 2)]
     {
@@ -248,8 +256,10 @@ fn whether_a_program_fits_is_answered_with_the_cheapest_setting_and_by_the_exit_
     assert_eq!(output.code, Some(1));
     let value = output.json();
     let (fits, live) = (&value["assertions"][0], &value["assertions"][1]);
-    assert_eq!((&fits["assertion"], &fits["holds"]), (&"needs<=3200MiB".into(), &true.into()));
+    assert_eq!((&fits["assertion"], &fits["holds"]), (&"needs<=3200MiB".into(), &false.into()));
+    assert_eq!(fits["value_bytes"], value["recorded"]["needs_bytes"]);
     assert!(bytes(&fits["needs_bytes"]) <= 3200 * MIB && fits["is_recorded"] == false, "{fits}");
+    assert_eq!(fits["paste"], "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:32");
     assert_eq!((&live["holds"], &live["conf"]), (&false.into(), &Value::Null));
 }
 
