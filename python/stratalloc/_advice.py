@@ -13,7 +13,8 @@ from ._errors import LibraryError
 def advise(device=None, quick=True):
     """Returns settings with which this program needs less memory, from the history recorded so far. The
     result is the object that ``stratalloc advise --json`` writes, for the running version of PyTorch. Its
-    key ``sentence`` is a summary in one sentence. Recording must be on."""
+    key ``sentence`` is a summary in one sentence. Recording must be on. If the history shows hardly any request,
+    ``headline`` is ``"no history"`` and there are no settings and needs."""
     running = str(getattr(sys.modules.get("torch"), "__version__", ""))
     # The command line knows only versions 2.x.
     options = options_of(quick, running if running.startswith("2.") else None)

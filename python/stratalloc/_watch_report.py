@@ -56,6 +56,8 @@ def analyse(path, device, version, seconds):
 def _lines_of(advice):
     """Returns the lines of a report from the object that ``advise --json`` writes."""
     lines = [advice["causes"]["why"]] if advice["causes"] else []
+    if advice.get("headline") == "no history":
+        return [advice["sentence"], *lines]
     holders = advice["holders"] or {"by_stack": [], "requested_bytes": 0}
     for row in holders["by_stack"][:_HOLDERS]:
         share = 100 * row["requested_bytes"] / (holders["requested_bytes"] or 1)

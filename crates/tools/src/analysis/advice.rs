@@ -169,7 +169,7 @@ impl Advice {
     ///
     /// # Errors
     ///
-    /// [`ReplayError`] when a replay fails for a reason other than memory.
+    /// [`ReplayError`] when the recording has no history, or a replay fails for a reason other than memory.
     pub fn search(
         recording: &Recording,
         options: &AdviceOptions,

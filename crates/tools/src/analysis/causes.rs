@@ -31,6 +31,8 @@ pub enum Moment {
     PeakReserved,
     /// The moment of the first failed request.
     FirstFailure,
+    /// The moment when the snapshot was written. A replay has no such moment.
+    Dump,
 }
 
 /// Reserved bytes by cause. Each byte is counted in one field only.
@@ -169,6 +171,9 @@ pub(super) fn find(
     room: Capacity,
     moment: Moment,
 ) -> Result<Option<usize>, ReplayError> {
+    if moment == Moment::Dump {
+        return Ok(None);
+    }
     let (strategy, sim, held) = open_with_start(recording, config, room)?;
     let work_gate = Some(Arc::clone(&sim) as Arc<dyn WorkGate>);
     let mut live = LiveBytes::of(&recording.workload);
@@ -180,7 +185,7 @@ pub(super) fn find(
                 found = Some(step.at);
                 return ControlFlow::Break(());
             }
-            Moment::FirstFailure => return ControlFlow::Continue(()),
+            Moment::FirstFailure | Moment::Dump => return ControlFlow::Continue(()),
             Moment::PeakLive => (live.now_bytes, 0),
             Moment::PeakReserved => (sim.used_bytes(), live.now_bytes),
         };
@@ -419,7 +424,8 @@ mod tests {
         let sizes: Vec<_> = picture.holders.by_size.iter().map(|c| c.each_bytes).collect();
         assert_eq!(sizes, [3 * MIB, 600]);
         let holder = &picture.holders.by_stack[0];
-        assert_eq!((holder.oldest_requests, holder.newest_requests, holder.stack), (2, 1, None));
+        assert_eq!((holder.oldest_requests, holder.newest_requests), (Some(2), Some(1)));
+        assert_eq!(holder.stack, None);
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(super) struct LiveBlock {
     pub(super) id: u32,
     pub(super) requested_bytes: u64,
     pub(super) stream: StreamId,
-    /// The number of requests after the block's own.
+    /// The number of requests after the block's own. Not used for blocks from before the recording.
     pub(super) age_requests: u32,
 }
 
@@ -35,10 +35,11 @@ pub struct Holder {
     pub requested_bytes: u64,
     /// Number of blocks.
     pub blocks: u64,
-    /// The age of the newest block: the number of requests made after its own.
-    pub newest_requests: u32,
-    /// The age of the oldest block.
-    pub oldest_requests: u32,
+    /// The age of the newest block: the number of requests made after its own. `None` for blocks from before
+    /// the recording, whose requests were not counted.
+    pub newest_requests: Option<u32>,
+    /// The age of the oldest block; `None` likewise.
+    pub oldest_requests: Option<u32>,
 }
 
 /// Blocks of one size on one stream.
@@ -55,6 +56,22 @@ pub struct SizeClass {
     pub stream: StreamId,
 }
 
+impl SizeClass {
+    /// Returns the classes that hold the most bytes, the largest first, from the number of blocks of each
+    /// size and stream.
+    pub(super) fn largest_of(blocks: HashMap<(u64, StreamId), u64>) -> Vec<Self> {
+        let class = |((each_bytes, stream), blocks): ((u64, StreamId), u64)| {
+            let requested_bytes = each_bytes.saturating_mul(blocks);
+            Self { each_bytes, stream, blocks, requested_bytes }
+        };
+        let mut all: Vec<_> = blocks.into_iter().map(class).collect();
+        let order = |class: &Self| (Reverse(class.requested_bytes), class.each_bytes, class.stream);
+        all.sort_unstable_by_key(order);
+        all.truncate(Holders::LARGEST);
+        all
+    }
+}
+
 /// Blocks of similar age.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AgeClass {
@@ -62,8 +79,11 @@ pub struct AgeClass {
     pub requested_bytes: u64,
     /// Number of blocks.
     pub blocks: u64,
-    /// At most this many requests followed each block; `None` for the oldest class.
+    /// At most this many requests followed each block; `None` for the oldest class, and for blocks from before
+    /// the recording.
     pub up_to_requests: Option<u32>,
+    /// Whether the blocks were allocated before the recording began.
+    pub lived_before: bool,
 }
 
 /// The holders of the live bytes at a moment.
@@ -78,7 +98,8 @@ pub struct Holders {
     pub by_stack: Vec<Holder>,
     /// The sizes that hold the most bytes, at most [`Holders::LARGEST`] of them, largest first.
     pub by_size: Vec<SizeClass>,
-    /// All blocks by age, youngest first. Classes without blocks are left out.
+    /// All blocks by age, youngest first, and last those from before the recording. Classes without blocks are
+    /// left out.
     pub by_age: Vec<AgeClass>,
 }
 
@@ -95,7 +116,7 @@ impl Holders {
         let mut holders = Self::default();
         let mut by_stack: HashMap<(Option<StackId>, bool), Holder> = HashMap::new();
         let mut by_size: HashMap<(u64, StreamId), u64> = HashMap::new();
-        let mut by_age = [AgeClass::default(); AGES.len() + 1];
+        let mut by_age = [AgeClass::default(); AGES.len() + 2];
         for block in live {
             let LiveBlock { id, requested_bytes, stream, age_requests } = *block;
             holders.blocks += 1;
@@ -103,33 +124,30 @@ impl Holders {
             let request = id.checked_sub(seeded);
             let stack = request.and_then(|at| *stacks.get(at as usize)?);
             let lived_before = request.is_none();
+            let age = (!lived_before).then_some(age_requests);
             let one = Holder {
                 stack,
                 lived_before,
                 blocks: 1,
                 requested_bytes,
-                oldest_requests: age_requests,
-                newest_requests: age_requests,
+                oldest_requests: age,
+                newest_requests: age,
             };
             let known = by_stack.entry((stack, lived_before));
             known.and_modify(|holder| holder.add(&one)).or_insert(one);
             *by_size.entry((requested_bytes, stream)).or_default() += 1;
-            let class = AGES.partition_point(|&end| end < age_requests);
+            let class = match lived_before {
+                true => AGES.len() + 1,
+                false => AGES.partition_point(|&end| end < age_requests),
+            };
             by_age[class].blocks += 1;
             by_age[class].requested_bytes += requested_bytes;
         }
         holders.by_stack = by_stack.into_values().collect();
         holders.by_stack.sort_unstable_by_key(|holder| (holder.order(), holder.stack));
-        let sized = by_size.into_iter().map(|((each_bytes, stream), blocks)| {
-            let requested_bytes = each_bytes.saturating_mul(blocks);
-            SizeClass { each_bytes, stream, blocks, requested_bytes }
-        });
-        holders.by_size = sized.collect();
-        let order =
-            |class: &SizeClass| (Reverse(class.requested_bytes), class.each_bytes, class.stream);
-        holders.by_size.sort_unstable_by_key(order);
-        holders.by_size.truncate(Self::LARGEST);
-        let ends = AGES.into_iter().map(Some).chain([None]);
+        holders.by_size = SizeClass::largest_of(by_size);
+        by_age[AGES.len() + 1].lived_before = true;
+        let ends = AGES.into_iter().map(Some).chain([None, None]);
         let aged = by_age.into_iter().zip(ends);
         let aged = aged.map(|(class, up_to_requests)| AgeClass { up_to_requests, ..class });
         holders.by_age = aged.filter(|class| class.blocks > 0).collect();

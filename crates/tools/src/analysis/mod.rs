@@ -6,7 +6,8 @@
 //! devices to find the smallest on which no request fails. [`Picture::take`] classifies the reserved
 //! bytes at a moment. [`Advice::search`] searches for a setting that needs a smaller device. `forecast`
 //! derives the requests of a program at another size from recordings at small ones. `sweep` analyses the
-//! recordings of many ranks, those with equal requests once.
+//! recordings of many ranks, those with equal requests once. A recording without history
+//! ([`Recording::no_history`]) gets none of these: only the memory at its end is known.
 //!
 //! Everything runs on the simulated device; nothing uses a real one, and nothing prints. Calls take
 //! milliseconds to about a minute, some of them on all processors, and wait for nothing else.
@@ -35,6 +36,7 @@ mod categories;
 mod causes;
 mod device;
 mod diff;
+mod dump;
 mod figures;
 mod forecast;
 mod headline;
@@ -59,6 +61,7 @@ pub(crate) use categories::Category;
 pub use causes::{Causes, Failed, HeapCauses, Moment, Picture};
 pub(crate) use device::{counted, open_sim};
 pub(crate) use diff::{Diff, Growth, KeptSegment, ShownRequest, Side, difference};
+pub(crate) use dump::{Dump, FreeClass};
 pub use figures::Figures;
 pub(crate) use forecast::{Forecast, ForecastError, Sample, Sizes, VALUE_MAX};
 pub use headline::Headline;

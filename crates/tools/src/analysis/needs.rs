@@ -103,13 +103,16 @@ impl Need {
     ///
     /// # Errors
     ///
-    /// [`ReplayError`] when the configuration builds no allocator, or the allocator fails for a reason
-    /// other than memory.
+    /// [`ReplayError`] when the recording has no history, the configuration builds no allocator, or the
+    /// allocator fails for a reason other than memory.
     pub fn search(
         recording: &Recording,
         config: &Config,
         options: &SearchOptions,
     ) -> Result<Self, ReplayError> {
+        if let Some(no_history) = recording.no_history {
+            return Err(no_history.into());
+        }
         if recording.live_peak_bytes > ENDLESS_BYTES[1] {
             return Ok(Self::default());
         }

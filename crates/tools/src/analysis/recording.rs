@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use super::figures::{Figures, live_peak_bytes};
 use super::limit::{Failures, infer};
-use crate::replay::{self, MadeHere, Start, Trace, Verification, Workload};
+use crate::replay::{self, MadeHere, NoHistory, Start, Trace, Verification, Workload};
 use stratalloc::config::Config;
 use stratalloc::history::SegmentLayout;
 use stratalloc::size::{FractionRounding, fraction_of_limit, human_bytes, limit_of_fraction};
@@ -28,6 +28,9 @@ pub struct Recording {
     pub trace: Trace,
     /// The recorded configuration, if it can be replayed.
     pub config: Option<Config>,
+    /// Set if the entries do not show how much memory the program needed. Then no peak, need, age or setting
+    /// follows from the recording, and the searches refuse it.
+    pub no_history: Option<NoHistory>,
     /// The requests, without the recorded allocator's decisions.
     pub workload: Workload,
     /// The figures of the recorded program.
@@ -132,9 +135,20 @@ impl fmt::Display for LimitSource {
 impl Recording {
     /// Reads the requests of a trace. `config` is the recorded configuration, if it can be replayed.
     ///
-    /// Replays the recording once, or many times if its limit must be inferred; never without `config`.
+    /// Replays the recording once, or many times if its limit must be inferred; never without `config` or
+    /// without a history.
     #[must_use]
     pub fn new(trace: Trace, config: Option<Config>, memory: Memory) -> Self {
+        let no_history = NoHistory::of(&trace);
+        Self::with_history(no_history, trace, config, memory)
+    }
+
+    fn with_history(
+        no_history: Option<NoHistory>,
+        trace: Trace,
+        config: Option<Config>,
+        memory: Memory,
+    ) -> Self {
         let is_set = memory != Memory::default();
         let made_here = trace.made_here.filter(|_| !is_set);
         let memory = match made_here {
@@ -162,9 +176,11 @@ impl Recording {
             found.ok().filter(Verification::is_exact)
         };
         let was_full = !is_set && failures.device_bytes.is_some();
-        let mut exact = if was_full { None } else { exactly(total_bytes, fraction) };
+        let is_replayed = no_history.is_none();
+        let mut exact =
+            if was_full || !is_replayed { None } else { exactly(total_bytes, fraction) };
         let (mut workload, mut inferred_limit) = (None, None);
-        if exact.is_none() {
+        if exact.is_none() && is_replayed {
             // If the caller set the memory of a device, it may be less than the recorded program had. The
             // requests are then read from an exact replay without a limit, or under the inferred limit.
             let ample_bytes = total_bytes.max(SimOptions::default().total_bytes);
@@ -202,6 +218,7 @@ impl Recording {
         Self {
             trace,
             config,
+            no_history,
             workload,
             figures,
             limit,
@@ -221,10 +238,10 @@ impl Recording {
     /// Replays the recording as [`new`](Self::new) does.
     #[must_use]
     pub fn begun_at(events: usize, trace: Trace, config: Option<Config>, memory: Memory) -> Self {
-        let Self { mut trace, limit, inferred_limit, .. } =
+        let Self { mut trace, no_history, limit, inferred_limit, .. } =
             Self::new(trace, config.clone(), memory);
         trace.events.drain(..events.min(trace.events.len()));
-        let mut rest = Self::new(trace, config, memory);
+        let mut rest = Self::with_history(no_history, trace, config, memory);
         rest.layout_for_all = true;
         (rest.limit, rest.inferred_limit) = (limit, inferred_limit);
         rest

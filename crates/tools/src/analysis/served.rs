@@ -45,6 +45,9 @@ fn served(snapshot: &Snapshot, ends: Instant) -> Result<Vec<String>, String> {
     let config = Config::parse(&trace.conf, &KeyTable::default()).map_err(|e| e.to_string())?;
     let own = config.settings().clone();
     let recording = Recording::new(trace, Some(config.clone()), Memory::default());
+    if let Some(no_history) = &recording.no_history {
+        return Err(no_history.to_string());
+    }
     let failures = |config: &Config| {
         let trial = measure(&recording, config, Capacity::Limited, 1).map_err(|e| e.to_string())?;
         Ok::<_, String>(trial.run.ooms)

@@ -1,6 +1,7 @@
 //! The reserved bytes at the important moments of a recording, under the recorded configuration.
 
 use super::causes::{Moment, Picture};
+use super::dump::Dump;
 use super::recording::Recording;
 use super::streams::Streams;
 use super::trial::Capacity;
@@ -11,7 +12,8 @@ use stratalloc::config::{Compat, Config};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Why {
     pub(crate) streams: Streams,
-    /// The moment of the first failed request; without one, the peak of live bytes.
+    /// The moment of the first failed request; without one, the peak of live bytes; without a history, the
+    /// moment of the dump.
     pub(crate) main: Option<Picture>,
     /// The moment of the peak of reserved bytes, if it differs from `main`.
     pub(crate) reserved: Option<Picture>,
@@ -33,6 +35,10 @@ impl Why {
     ///
     /// The same as [`Picture::take`].
     pub(crate) fn of(recording: &Recording) -> Result<Self, ReplayError> {
+        if recording.no_history.is_some() {
+            let main = Some(Dump::of(&recording.trace).picture);
+            return Ok(Self { main, ..Self::default() });
+        }
         let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
         let room = room_of(recording, &config);
         let take = |moment| Picture::take(recording, &config, room, moment);

@@ -108,6 +108,7 @@ impl Picture {
             (Moment::FirstFailure, None) => "At the failed request".to_owned(),
             (Moment::PeakLive, _) => "At the peak of live bytes".to_owned(),
             (Moment::PeakReserved, _) => "At the peak of reserved bytes".to_owned(),
+            (Moment::Dump, _) => "At the moment of the dump".to_owned(),
         };
         let live = near(self.causes.requested_bytes);
         let mut text = format!("{when}, {} MiB are reserved and {live} MiB are live", near(total));
@@ -122,7 +123,7 @@ impl Picture {
         }
         text.push('.');
         // At the peak of live bytes, streams that become busy later have not reserved their memory yet.
-        if self.moment != Moment::PeakLive
+        if !matches!(self.moment, Moment::PeakLive | Moment::Dump)
             && let Some(more) = self.streams_apart(streams)
         {
             text.push(' ');
@@ -168,6 +169,7 @@ impl Moment {
             Self::FirstFailure => "first failure",
             Self::PeakLive => "peak of live bytes",
             Self::PeakReserved => "peak of reserved bytes",
+            Self::Dump => "moment of the dump",
         }
     }
 }

@@ -10,19 +10,20 @@ use serde_json::{Value, json};
 
 use crate::analysis::{
     Advice, AdviceOptions, BESIDES, Callers, Causes, Choice, CodeHolder, Compared, ForTorch,
-    Holders, Picture, Recording, Tried, Why, counted_as, grouped, heap_name, with_failed,
+    Holders, Picture, Recording, Streams, Tried, Why, counted_as, grouped, heap_name, with_failed,
 };
-use crate::replay::{Frame, FrameKind, StackId, Trace};
+use crate::replay::{Frame, FrameKind, ReplayError, StackId, Trace};
 use crate::report;
 use stratalloc::config::{TorchVersion, shown};
 
 use super::assertion::{Assertion, Verdict, fits};
+use super::dump;
 use super::junit::{self, Case};
 use super::outcome::{Outcome, Result, out, unless_closed};
 use super::recordings::{Devices, NotJudged, Recordings, limit_json};
 use super::show::Side::{Left, Right};
 use super::show::{
-    LUCK, NEED_HEADING, emphasised, joined, mib, need_cells, progress, shown_conf, table,
+    LUCK, NEED_HEADING, UNKNOWN, emphasised, joined, mib, need_cells, progress, shown_conf, table,
 };
 
 /// Arguments of `advise`.
@@ -98,6 +99,9 @@ impl Advise {
 /// Adds the results of the conditions to `cases`.
 fn advise(args: &Advise, name: &str, trace: Trace, cases: &mut Vec<Case>) -> Result<Outcome> {
     let recording = args.recordings.recording(name, trace, "compared with PyTorch's default");
+    if let Some(dump) = dump::Answer::of(name, &recording) {
+        return without_history(args, &dump);
+    }
     let options = args.options(&recording);
     let bar = progress(1, &format!("trying settings on {}", shown(name)));
     let mut advice = Advice::search(&recording, &options, &|done, known| {
@@ -129,6 +133,27 @@ fn advise(args: &Advise, name: &str, trace: Trace, cases: &mut Vec<Case>) -> Res
         unless_closed(write_verdicts(name, &verdicts))?;
     }
     Ok(outcome)
+}
+
+/// Prints the memory at the moment of the dump. A condition is then an error, because it cannot be judged.
+fn without_history(args: &Advise, dump: &dump::Answer<'_>) -> Result<Outcome> {
+    let has_conditions = args.assertions().next().is_some();
+    let printed = if args.json {
+        let why = dump.no_history.to_string();
+        let mut json = dump.json();
+        json["assertions"] = args.assertions().map(|one| one.unjudged_json(&why)).collect();
+        writeln!(out(), "{json}")
+    } else if has_conditions {
+        dump.write_reason()
+    } else {
+        dump.write()
+    };
+    if has_conditions {
+        unless_closed(printed)?;
+        return Err(ReplayError::from(dump.no_history).into());
+    }
+    printed?;
+    Ok(Outcome::Good)
 }
 
 fn write_verdicts(name: &str, verdicts: &[Verdict]) -> io::Result<()> {
@@ -174,7 +199,7 @@ impl Found<'_> {
         self.write_tried(options)?;
         let mut out = out();
         if let Some(picture) = &self.why.main {
-            self.write_picture(picture)?;
+            write_picture(picture, &self.why.streams)?;
             if let Some(label) = self.failed_by(picture) {
                 writeln!(out, "The failed request came from {}.\n", shown(&label))?;
             }
@@ -182,7 +207,7 @@ impl Found<'_> {
             writeln!(out)?;
         }
         if let Some(picture) = &self.why.reserved {
-            self.write_picture(picture)?;
+            write_picture(picture, &self.why.streams)?;
         }
         let unknown = self.advice.unknown(self.recording);
         if !unknown.is_empty() {
@@ -250,38 +275,12 @@ impl Found<'_> {
         writeln!(out)
     }
 
-    fn write_picture(&self, picture: &Picture) -> io::Result<()> {
-        let mut out = out();
-        writeln!(out, "{}", picture.sentence(&self.why.streams))?;
-        let total = picture.causes.total_bytes();
-        let mut heading = vec![("MiB reserved", Left), ("all", Right), ("", Right)];
-        let several = if picture.heaps.len() > 1 { HEAPS_SHOWN } else { 0 };
-        let heaps = || picture.heaps.iter().take(several);
-        let names: Vec<String> = heaps().map(heap_name).collect();
-        heading.extend(names.iter().map(|name| (name.as_str(), Right)));
-        let mut rows = Vec::new();
-        for (at, (name, bytes)) in picture.causes.rows().into_iter().enumerate() {
-            if bytes == 0 && name != "requested and live" {
-                continue;
-            }
-            let mut row = vec![name.to_owned(), mib(bytes as f64), percent(bytes, total)];
-            row.extend(heaps().map(|heap| mib(heap.causes.rows()[at].1 as f64)));
-            rows.push(row);
-        }
-        let mut sum = vec!["together".to_owned(), mib(total as f64), percent(total, total)];
-        sum.extend(heaps().map(|heap| mib(heap.causes.total_bytes() as f64)));
-        rows.push(sum);
-        table(&mut out, &heading, &rows)?;
-        writeln!(out)
-    }
-
     fn write_holders(&self, holders: &Holders) -> io::Result<()> {
         let mut out = out();
         let blocks = counted_as(holders.blocks, "block", "blocks");
         writeln!(out, "Then {blocks} hold {} MiB:", mib(holders.requested_bytes as f64))?;
         let cells = |bytes: u64, blocks: u64, more: &[String]| {
-            let share = percent(bytes, holders.requested_bytes);
-            [&[mib(bytes as f64), share, grouped(blocks)], more].concat()
+            share_cells(bytes, holders.requested_bytes, blocks, more)
         };
         let heading = |what| [("MiB", Right), ("", Right), ("blocks", Right), (what, Left)];
         let has_stacks = holders.by_stack.iter().any(|holder| holder.stack.is_some());
@@ -289,9 +288,12 @@ impl Found<'_> {
             let rows = holders.by_code(&self.callers, CALLERS_SHOWN);
             let row = |CodeHolder { asked_for_by, holder, .. }: &CodeHolder| {
                 let (newest, oldest) = (holder.newest_requests, holder.oldest_requests);
-                let ago = match newest == oldest {
-                    true => grouped(oldest.into()),
-                    false => format!("{} to {}", grouped(newest.into()), grouped(oldest.into())),
+                let ago = match newest.zip(oldest) {
+                    None => UNKNOWN.to_owned(),
+                    Some((newest, oldest)) if newest == oldest => grouped(oldest.into()),
+                    Some((newest, oldest)) => {
+                        format!("{} to {}", grouped(newest.into()), grouped(oldest.into()))
+                    }
                 };
                 cells(holder.requested_bytes, holder.blocks, &[ago, asked_for_by.clone()])
             };
@@ -302,15 +304,10 @@ impl Found<'_> {
                 self.write_stacks(&rows)?;
             }
         }
-        let sizes = holders.by_size.iter().map(|class| {
-            let (each, stream) = (grouped(class.each_bytes), class.stream.0);
-            let each = format!("{each} bytes on stream {stream:#x}");
-            cells(class.requested_bytes, class.blocks, &[each])
-        });
-        let shown = if has_stacks { SHOWN } else { sizes.len() };
-        table(&mut out, &heading("each"), &sizes.take(shown).collect::<Vec<_>>())?;
+        write_sizes(holders, if has_stacks { SHOWN } else { usize::MAX })?;
         let ages = holders.by_age.iter().map(|class| {
             let age = match class.up_to_requests {
+                _ if class.lived_before => "before the recording began".to_owned(),
                 Some(end) => format!("at most {} requests ago", grouped(end.into())),
                 None => "longer ago".to_owned(),
             };
@@ -333,19 +330,7 @@ impl Found<'_> {
     }
 
     fn picture_json(&self, picture: &Picture) -> Value {
-        let mut all = causes_json(&picture.causes);
-        let heaps = picture.heaps.iter().map(|heap| {
-            let mut one = causes_json(&heap.causes);
-            one["stream"] = json!(heap.stream.0);
-            one["pool"] = json!([heap.pool.capture, heap.pool.user]);
-            one["largest_free_bytes"] = json!(heap.largest_free_bytes);
-            one
-        });
-        all["moment"] = json!(picture.moment.name());
-        all["operations"] = json!(picture.operations);
-        all["failed_bytes"] = json!(picture.failed.map(|failed| failed.requested_bytes));
-        all["why"] = json!(picture.sentence(&self.why.streams));
-        all["heaps"] = heaps.collect();
+        let mut all = picture_json(picture, &self.why.streams);
         all["failed_by"] = json!(self.failed_by(picture));
         all
     }
@@ -419,6 +404,66 @@ impl Found<'_> {
         });
         joined([found, limit_json(recording), figures])
     }
+}
+
+/// Returns the table cells for blocks or ranges: their bytes, the share of `of`, their number, and `more`.
+pub(super) fn share_cells(bytes: u64, of: u64, count: u64, more: &[String]) -> Vec<String> {
+    [&[mib(bytes as f64), percent(bytes, of), grouped(count)], more].concat()
+}
+
+/// Prints the first `shown` sizes of live blocks.
+pub(super) fn write_sizes(holders: &Holders, shown: usize) -> io::Result<()> {
+    let sizes = holders.by_size.iter().map(|class| {
+        let (each, stream) = (grouped(class.each_bytes), class.stream.0);
+        let each = format!("{each} bytes on stream {stream:#x}");
+        share_cells(class.requested_bytes, holders.requested_bytes, class.blocks, &[each])
+    });
+    let heading = [("MiB", Right), ("", Right), ("blocks", Right), ("each", Left)];
+    table(&mut out(), &heading, &sizes.take(shown).collect::<Vec<_>>())
+}
+
+/// Prints the reserved bytes at a moment by cause, for all streams and for each.
+pub(super) fn write_picture(picture: &Picture, streams: &Streams) -> io::Result<()> {
+    let mut out = out();
+    writeln!(out, "{}", picture.sentence(streams))?;
+    let total = picture.causes.total_bytes();
+    let mut heading = vec![("MiB reserved", Left), ("all", Right), ("", Right)];
+    let several = if picture.heaps.len() > 1 { HEAPS_SHOWN } else { 0 };
+    let heaps = || picture.heaps.iter().take(several);
+    let names: Vec<String> = heaps().map(heap_name).collect();
+    heading.extend(names.iter().map(|name| (name.as_str(), Right)));
+    let mut rows = Vec::new();
+    for (at, (name, bytes)) in picture.causes.rows().into_iter().enumerate() {
+        if bytes == 0 && name != "requested and live" {
+            continue;
+        }
+        let mut row = vec![name.to_owned(), mib(bytes as f64), percent(bytes, total)];
+        row.extend(heaps().map(|heap| mib(heap.causes.rows()[at].1 as f64)));
+        rows.push(row);
+    }
+    let mut sum = vec!["together".to_owned(), mib(total as f64), percent(total, total)];
+    sum.extend(heaps().map(|heap| mib(heap.causes.total_bytes() as f64)));
+    rows.push(sum);
+    table(&mut out, &heading, &rows)?;
+    writeln!(out)
+}
+
+/// Returns the reserved bytes at a moment as JSON, without the code of a failed request.
+pub(super) fn picture_json(picture: &Picture, streams: &Streams) -> Value {
+    let mut all = causes_json(&picture.causes);
+    let heaps = picture.heaps.iter().map(|heap| {
+        let mut one = causes_json(&heap.causes);
+        one["stream"] = json!(heap.stream.0);
+        one["pool"] = json!([heap.pool.capture, heap.pool.user]);
+        one["largest_free_bytes"] = json!(heap.largest_free_bytes);
+        one
+    });
+    all["moment"] = json!(picture.moment.name());
+    all["operations"] = json!(picture.operations);
+    all["failed_bytes"] = json!(picture.failed.map(|failed| failed.requested_bytes));
+    all["why"] = json!(picture.sentence(streams));
+    all["heaps"] = heaps.collect();
+    all
 }
 
 fn tried_json(tried: &Tried) -> Value {

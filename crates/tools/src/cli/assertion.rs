@@ -205,6 +205,11 @@ impl Assertion {
         }
     }
 
+    /// Returns the answer as JSON if the condition cannot be judged.
+    pub(crate) fn unjudged_json(&self, why: &str) -> Value {
+        Verdict { answer: self.unjudged(why), ..Verdict::default() }.json()
+    }
+
     /// Returns the bytes such that if the recorded configuration needs at most these, no other setting
     /// must be tried. `None` if all must be.
     pub(crate) fn enough_bytes(&self, total_bytes: Option<u64>) -> Option<u64> {

@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome> {
     let confs = for_torch(confs, args);
     let mut all = Vec::new();
     let mut compare = |name: &str, trace: Trace| -> Result<Outcome> {
-        let recording = args.recordings.recording(name, trace, "no row as recorded");
+        let recording = args.recordings.with_history(name, trace, "no row as recorded")?;
         let confs = with_own(&confs, args.conf.is_empty(), &recording);
         let bar = progress(confs.len() as u64, &format!("comparing on {}", shown(name)));
         let mut rows = Vec::new();

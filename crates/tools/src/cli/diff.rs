@@ -52,7 +52,8 @@ pub(crate) fn run(args: &DiffArguments) -> Result<Outcome> {
     junit::check(args.junit.as_deref(), !args.assert.is_empty(), files)?;
     let mut sides: Vec<(String, Recorded)> = Vec::new();
     let mut read = |name: &str, trace: Trace| -> Result<Outcome> {
-        let recording = args.recordings.recording(name, trace, "compared with PyTorch's default");
+        let recording =
+            args.recordings.with_history(name, trace, "compared with PyTorch's default")?;
         let bar = progress(Recorded::STEPS, &format!("replaying {}", shown(name)));
         sides.push((name.to_owned(), Recorded::of(recording, &|| bar.inc(1))?));
         bar.finish_and_clear();

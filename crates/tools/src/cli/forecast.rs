@@ -109,7 +109,7 @@ pub(crate) fn run(args: &ForecastArguments) -> Result<Outcome> {
     let mut samples = Vec::new();
     for (value, path) in given {
         let mut add = |name: &str, trace: Trace| -> Result<Outcome> {
-            let recording = recordings.recording(name, trace, "no row as recorded");
+            let recording = recordings.with_history(name, trace, "no row as recorded")?;
             samples.push(Sample::new(value, recording));
             Ok(Outcome::Good)
         };

@@ -13,6 +13,7 @@ mod bench;
 mod compare;
 mod device;
 mod diff;
+mod dump;
 mod explain;
 mod files;
 mod forecast;

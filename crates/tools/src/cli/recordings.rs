@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::analysis::{Memory, Recording, counted_as};
-use crate::replay::{Limits, ReplayError, Trace, UnknownEntries, reader};
+use crate::replay::{Limits, NoHistory, ReplayError, Trace, UnknownEntries, reader};
 use stratalloc::config::{Config, shown};
 use stratalloc::history::{BlockStateName, SegmentLayout};
 
@@ -83,6 +83,18 @@ impl Recordings {
         let recording = Recording::new(trace, own.ok(), self.memory());
         write_start_note(name, &recording);
         recording
+    }
+
+    /// Does the same as [`recording`](Self::recording), for commands that only answer with needs.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError::NoHistory`].
+    pub(crate) fn with_history(&self, name: &str, trace: Trace, lack: &str) -> Result<Recording> {
+        match NoHistory::of(&trace) {
+            Some(no_history) => Err(ReplayError::from(no_history).into()),
+            None => Ok(self.recording(name, trace, lack)),
+        }
     }
 
     /// Parses `--conf`. Called before any recording is read, so that an error is found early.
@@ -189,7 +201,7 @@ impl Recordings {
         let bar = progress(length, &format!("reading {name}"));
         let trace = self.decoded(&name, file, device, Some(&|done| bar.set_position(done)))?;
         bar.finish_and_clear();
-        if trace.events.is_empty() {
+        if trace.events.is_empty() && device.is_some() {
             let why = nothing_in(&trace, device);
             write_stderr(format_args!("note: only the blocks that lived are taken: {name}: {why}"));
         }
@@ -306,7 +318,7 @@ pub(crate) fn write_start_note(name: &str, recording: &Recording) {
             shown(name)
         ));
     }
-    let Some(start) = &recording.start else {
+    let Some(start) = recording.start.as_ref().filter(|_| recording.no_history.is_none()) else {
         return;
     };
     let (blocks, reserved) = (start.blocks.len(), mib(start.reserved_bytes() as f64));

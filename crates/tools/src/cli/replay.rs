@@ -17,10 +17,10 @@ use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Statistics;
 
 use super::device::{Device, Opened};
-use super::outcome::{BadArguments, Outcome, Result, out, unless_closed};
+use super::outcome::{BadArguments, Outcome, Result, out, unless_closed, write_stderr};
 use super::recordings::{Devices, Recordings, limit_json, write_start_note};
 use super::show::{joined, mib, progress, shown_conf, shown_path};
-use super::{files, settings};
+use super::{dump, files, settings};
 
 /// Arguments of `replay`.
 #[derive(Args, Debug)]
@@ -107,6 +107,9 @@ fn replay_one(
         None => Recording::new(trace, own.ok(), memory),
     };
     write_start_note(name, &recording);
+    if let Some(dump) = dump::Answer::of(name, &recording) {
+        return without_history(args, &dump);
+    }
     if args.verify {
         // The recording was made under the recorded limit, even if the user sets another device size.
         let shown = recording.inferred_limit.filter(|_| recording.exact.is_some());
@@ -158,6 +161,33 @@ fn replay_one(
         printed?
     }
     Ok(Outcome::of(verification.is_none_or(Verification::is_exact)))
+}
+
+/// Replays nothing, because there are hardly any requests. Prints the memory at the moment of the dump, unless
+/// the user wants a verification or files.
+fn without_history(args: &Replay, dump: &dump::Answer<'_>) -> Result<Outcome> {
+    if args.verify || args.stats.is_some() || args.snapshot.is_some() || args.at.is_some() {
+        let (name, why) = (shown(dump.name), dump.no_history);
+        let what = if args.verify { "nothing can be verified" } else { "nothing can be replayed" };
+        return Err(format!("{name}: {what}: {why}").into());
+    }
+    if args.json {
+        let device = json!({
+            "conf": dump.recording.trace.conf,
+            "device": args.device.to_string(),
+            "peak_requested_bytes": null,
+            "peak_allocated_bytes": null,
+            "peak_reserved_bytes": null,
+            "reserved_unlimited_bytes": null,
+            "needs_bytes": null,
+            "needs_with_luck_bytes": null,
+        });
+        writeln!(out(), "{}", joined([device, dump.json()]))?;
+    } else {
+        write_stderr(format_args!("note: {}: {}", shown(dump.name), dump.no_history));
+        dump.write()?;
+    }
+    Ok(Outcome::Good)
 }
 
 /// Returns the part of a recording behind its first `events` events. All replays start with the layout then.

@@ -359,7 +359,7 @@ fn facts(found: &Found, names: &[String]) -> Vec<String> {
     facts.extend(found.unread.iter().map(|(_, error)| format!("error: {error}")));
     let of = found.partial().unwrap_or_else(|| "all".to_owned());
     facts.push(match found.advice() {
-        None if found.groups.is_empty() => "No recording could be read.".to_owned(),
+        None if found.groups.is_empty() => "No recording has a result.".to_owned(),
         None => format!("No setting that was tried suits {of}."),
         Some((conf, bytes)) => {
             format!("For {of}: {}, in {} MiB.", shown_conf(conf), mib(bytes as f64))

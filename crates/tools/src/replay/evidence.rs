@@ -222,7 +222,7 @@ pub enum Lack {
 /// A recording that shows only the moment when it was written: its entries do not show how much memory the
 /// program needed before. No peak, need, age or setting follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
-#[error("{} {}", self.sentence(), self.remedy())]
+#[error("{} {}", self.sentence(), self.remedy().trim_end_matches('.'))]
 pub struct NoHistory {
     /// The reason.
     pub lack: Lack,

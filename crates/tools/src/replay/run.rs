@@ -8,6 +8,7 @@ use std::time::Instant;
 use hashbrown::{HashMap, HashSet};
 use thiserror::Error;
 
+use super::evidence::NoHistory;
 use super::workload::{Op, Workload};
 use stratalloc::allocator::{Allocation, DeviceAllocator, PoolOptions, Request};
 use stratalloc::driver::DriverResult;
@@ -58,6 +59,9 @@ pub enum ReplayError {
     /// The recording cannot be verified, because a log of requests contains no decisions.
     #[error("the recording is a log of requests: it can be replayed without --verify")]
     RequestsOnly,
+    /// The recording shows only the moment when it was written.
+    #[error(transparent)]
+    NoHistory(#[from] NoHistory),
     /// The state before the first event cannot be reconstructed.
     #[error(
         "{blocks} blocks lived before the recording began, and their addresses are unknown, so its \

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::holders::{Holder, Holders};
 use super::lives::{Lives, NEVER};
 use crate::analysis::{Callers, Category, counted_as, near};
+use crate::replay::NoHistory;
 
 /// The sentences. A sentence is empty if the recording has no data for it.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
@@ -19,6 +20,16 @@ pub(crate) struct Headline {
 }
 
 impl Headline {
+    /// Builds the sentences for a recording without history from the holders at its end.
+    pub(crate) fn of_dump(no_history: &NoHistory, holders: &Holders) -> Self {
+        let mut memory =
+            format!("{} {}", no_history.sentence(), live_at("At that moment", holders));
+        if let Some(largest) = holders.holders.first() {
+            memory += &format!(" {}", largest_size(largest, holders.requested_bytes));
+        }
+        Self { memory, code: String::new() }
+    }
+
     /// Builds the sentences from the holders at a moment. `is_failure` is true if a request fails at
     /// that moment.
     pub(crate) fn of(
@@ -34,18 +45,17 @@ impl Headline {
         let share = |bytes| format!("{} MiB ({} %)", near(bytes), percent(bytes, all_bytes));
         let moment =
             if is_failure { "At the first failed request" } else { "At the peak of live bytes" };
-        let all = counted_as(holders.blocks, "block", "blocks");
-        let begin = format!("{moment}, {} MiB are live in {all}.", near(all_bytes));
+        let begin = live_at(moment, holders);
         let held = format!(
             "{} in {}",
             share(largest.requested_bytes),
             counted_as(largest.blocks, "block", "blocks")
         );
         let Some(stack) = largest.stack else {
-            let each = near(largest.each_bytes);
             let memory = format!(
-                "{begin} Of all sizes, blocks of {each} MiB hold most: {held}.{} No stacks are recorded: \
-                 torch.cuda.memory._record_memory_history() records the code that requests memory.",
+                "{begin} {}{} The events have no stacks: torch.cuda.memory._record_memory_history() records \
+                 the code that requests memory.",
+                largest_size(largest, all_bytes),
                 cached(lives)
             );
             return Self { memory, code: String::new() };
@@ -61,8 +71,9 @@ impl Headline {
         let mut memory = format!("{begin} {of_code}{label} holds most: {held}.");
         if before_bytes > 0 {
             let bytes = share(before_bytes);
-            memory +=
-                &format!(" {bytes} lived before the recording began: their code is not recorded.");
+            memory += &format!(
+                " {bytes} lived before the recording began: their requests are not recorded."
+            );
         }
         memory += &cached(lives);
         let is_small = largest.requested_bytes < all_bytes / 20;
@@ -73,6 +84,23 @@ impl Headline {
         };
         Self { memory, code }
     }
+}
+
+/// Returns a sentence about the live bytes at a moment.
+fn live_at(moment: &str, holders: &Holders) -> String {
+    let all = counted_as(holders.blocks, "block", "blocks");
+    format!("{moment}, {} MiB are live in {all}.", near(holders.requested_bytes))
+}
+
+/// Returns a sentence about the size that holds the most bytes.
+fn largest_size(largest: &Holder, all_bytes: u64) -> String {
+    format!(
+        "Of all sizes, blocks of {} MiB hold most: {} MiB ({} %) in {}.",
+        near(largest.each_bytes),
+        near(largest.requested_bytes),
+        percent(largest.requested_bytes, all_bytes),
+        counted_as(largest.blocks, "block", "blocks")
+    )
 }
 
 /// Returns a sentence about free memory in the cache, if there is much.

@@ -28,9 +28,10 @@ mod tests;
 mod words;
 
 use crate::analysis::{
-    Advice, AdviceOptions, Limit, Memory, Moment, Picture, Recording, Streams, Why, counted_as,
+    Advice, AdviceOptions, Dump, Limit, Memory, Moment, Picture, Recording, Streams, Why,
+    counted_as,
 };
-use crate::replay::{HostMemory, ReplayError, Trace};
+use crate::replay::{HostMemory, NoHistory, ReplayError, Trace};
 use stratalloc::config::{Compat, Config};
 use stratalloc::history::Action;
 use stratalloc::size::MIB;
@@ -105,8 +106,10 @@ impl Report {
         }
         let config = config.ok();
         notes.extend(trace.host.as_ref().map(HostMemory::sentence));
-        if trace.events.is_empty() {
+        if let Some(no_history) = NoHistory::of(&trace) {
             notes.push("The file has no history: only what lived at the end is shown.".to_owned());
+            self.add_dump(name, trace, config, no_history, notes);
+            return Ok(());
         }
         if operations(&trace) > OPERATIONS_SEARCHED && !options.needs {
             // A log of requests has no segment events until it is replayed.
@@ -119,7 +122,8 @@ impl Report {
             let (notes, trace, lives, advice) = (&notes, &trace, &lives, &unsearched(&lives));
             let needs = &NeedsData { missing: Some(UNSEARCHED.to_owned()), ..NeedsData::default() };
             let limit = limit_of(trace, config.as_ref(), &options.memory);
-            let parts = Parts { name, notes, trace, lives, limit, advice, needs };
+            let no_history = None;
+            let parts = Parts { name, notes, trace, lives, no_history, limit, advice, needs };
             self.keep(sheet::sheet(&parts, most));
             return Ok(());
         }
@@ -143,9 +147,39 @@ impl Report {
         let needs = &NeedsData { missing: None, points: settings::points(&lives), rows };
         let (notes, lives, limit) = (&notes, &lives, recording.limit);
         let advice = &AdviceData::of(&recording, &advice, &why);
-        let parts = Parts { name, notes, trace, lives, limit, advice, needs };
+        let no_history = None;
+        let parts = Parts { name, notes, trace, lives, no_history, limit, advice, needs };
         self.keep(sheet::sheet(&parts, most));
         Ok(())
+    }
+
+    /// Adds the moment of the dump of a recording without history.
+    fn add_dump(
+        &mut self,
+        name: &str,
+        mut trace: Trace,
+        config: Option<Config>,
+        no_history: NoHistory,
+        notes: Vec<String>,
+    ) {
+        let most = self.share_bytes / (trace.other_devices as usize + 1);
+        let dump = Dump::of(&trace);
+        (trace.events, trace.annotations) = (Vec::new(), Vec::new());
+        let memory = &self.options.memory;
+        let lives = &lives_of(&trace, config.as_ref(), memory);
+        let advice = &AdviceData {
+            sentence: format!("No setting follows from it. {}", no_history.remedy()),
+            pictures: vec![PictureData::of(&dump.picture, &Streams::default())],
+            ..AdviceData::default()
+        };
+        let missing = Some(format!("No needs: {}", no_history.sentence()));
+        let needs = &NeedsData { missing, ..NeedsData::default() };
+        let (limit, notes, trace) = (memory.limit(config.as_ref()), &notes, &trace);
+        let no_history = Some(no_history);
+        self.keep(sheet::sheet(
+            &Parts { name, notes, trace, lives, no_history, limit, advice, needs },
+            most,
+        ));
     }
 
     fn keep(&mut self, sheet: Option<String>) {
@@ -238,7 +272,7 @@ fn as_recorded(why: &mut Why, recording: &Recording, lives: &Lives) {
     }
     for picture in why.main.iter_mut().chain(&mut why.reserved) {
         let moment = match picture.moment {
-            Moment::FirstFailure => continue,
+            Moment::FirstFailure | Moment::Dump => continue,
             Moment::PeakLive => lives.peak_live.moment,
             Moment::PeakReserved => lives.peak_reserved.moment,
         };

@@ -14,8 +14,8 @@ use super::numbered::Numbered;
 use super::rows::{Kept, PageLimits};
 use super::stacks::{LIVED_BEFORE, StackTable, Stacks};
 use super::words::{AdviceData, NeedsData};
-use crate::analysis::{Callers, Category, Compared, Limit, counted_as};
-use crate::replay::{Annotation, Owner, StackId, Trace};
+use crate::analysis::{Callers, Category, Compared, Limit, Moment, counted_as};
+use crate::replay::{Annotation, NoHistory, Owner, StackId, Trace};
 use stratalloc::ids::PoolId;
 use stratalloc::size::PoolKind;
 
@@ -25,6 +25,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) notes: &'a [String],
     pub(crate) trace: &'a Trace,
     pub(crate) lives: &'a Lives,
+    pub(crate) no_history: Option<NoHistory>,
     pub(crate) limit: Option<Limit>,
     pub(crate) advice: &'a AdviceData,
     pub(crate) needs: &'a NeedsData,
@@ -40,9 +41,10 @@ struct Sheet<'a> {
     requests: u64,
     has_times: bool,
     duration_us: u64,
+    no_history: Option<NoHistory>,
     limit: Option<Limit>,
-    peak_reserved: Peak,
-    peak_live: Peak,
+    peak_reserved: Option<Peak>,
+    peak_live: Option<Peak>,
     columns: Table,
     failures: FailuresData,
     /// The moment, the text and the bytes of the block, for each annotation.
@@ -152,7 +154,7 @@ const OWNERS: usize = 64;
 /// even with the least detail.
 pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
     let callers = Callers::of(&parts.trace.stacks, Compared::Code);
-    let headline = headline(parts.lives, &callers);
+    let headline = headline(parts, &callers);
     let mut bytes = most;
     let mut found: Option<String> = None;
     while bytes >= 1024 {
@@ -214,7 +216,8 @@ fn as_text(
     headline: &Headline,
     detail: &Detail,
 ) -> (String, bool) {
-    let Parts { name, notes, trace, lives, limit, advice, needs } = parts;
+    let Parts { name, notes, trace, lives, no_history, limit, advice, needs } = parts;
+    let peak = |peak: Peak| no_history.is_none().then_some(peak);
     let kept = Kept::of(lives, detail.room);
     let table = stack_table(parts, callers, &kept, detail);
     let mut notes = notes.to_vec();
@@ -234,9 +237,10 @@ fn as_text(
         requests: lives.served + lives.failures.len() as u64,
         has_times: lives.has_times(),
         duration_us: columns.end_us - columns.begin_us,
+        no_history: *no_history,
         limit: *limit,
-        peak_reserved: lives.peak_reserved,
-        peak_live: lives.peak_live,
+        peak_reserved: peak(lives.peak_reserved),
+        peak_live: peak(lives.peak_live),
         columns: columns_data(lives, detail.columns),
         failures: failures(lives, &table, detail.failures),
         annotations: annotations(&trace.annotations, detail),
@@ -250,7 +254,7 @@ fn as_text(
         is_short: kept.segments_left_out + kept.runs_left_out > 0,
         segments,
         blocks,
-        holders: holders(lives, callers, &table, detail.holders),
+        holders: holders(parts, callers, &table, detail.holders),
         stacks: table.data,
         headline,
         advice,
@@ -423,7 +427,11 @@ fn blocks(
 }
 
 /// Returns the moments at which holders are listed, the most important one first.
-fn listed_moments(lives: &Lives) -> Vec<(&'static str, u32)> {
+fn listed_moments(parts: &Parts<'_>) -> Vec<(&'static str, u32)> {
+    let lives = parts.lives;
+    if parts.no_history.is_some() {
+        return vec![(Moment::Dump.name(), lives.events)];
+    }
     let failure = lives.failures.first().map(|failure| ("first failure", failure.moment));
     let others = [
         ("peak of live bytes", lives.peak_live.moment),
@@ -433,10 +441,14 @@ fn listed_moments(lives: &Lives) -> Vec<(&'static str, u32)> {
     failure.into_iter().chain(others).collect()
 }
 
-fn headline(lives: &Lives, callers: &Callers<'_>) -> Headline {
-    let is_failure = !lives.failures.is_empty();
-    let first = listed_moments(lives).first().map_or(0, |(_, moment)| *moment);
-    Headline::of(lives, callers, &Holders::of(lives, callers, first), is_failure)
+fn headline(parts: &Parts<'_>, callers: &Callers<'_>) -> Headline {
+    let lives = parts.lives;
+    let first = listed_moments(parts).first().map_or(0, |(_, moment)| *moment);
+    let holders = &Holders::of(lives, callers, first);
+    match parts.no_history {
+        Some(no_history) => Headline::of_dump(&no_history, holders),
+        None => Headline::of(lives, callers, holders, !lives.failures.is_empty()),
+    }
 }
 
 /// Returns the live bytes by category. The last row has the blocks from before the recording.
@@ -464,11 +476,12 @@ fn categories(all: &Holders, callers: &Callers<'_>) -> Vec<(&'static str, u64, u
 }
 
 fn holders(
-    lives: &Lives,
+    parts: &Parts<'_>,
     callers: &Callers<'_>,
     table: &StackTable,
     most: usize,
 ) -> Vec<HoldersData> {
+    let lives = parts.lives;
     let of = |(name, moment): (&'static str, u32)| {
         let all = Holders::of(lives, callers, moment);
         let (listed, rest) = all.holders.split_at(all.holders.len().min(most));
@@ -495,7 +508,7 @@ fn holders(
             categories: categories(&all, callers),
         }
     };
-    listed_moments(lives).into_iter().map(of).collect()
+    listed_moments(parts).into_iter().map(of).collect()
 }
 
 /// Collects the stacks in the order of importance: first those of the largest holders, then those of the
@@ -518,7 +531,7 @@ fn stack_table(
         let span = row.block.freed.min(lives.events + 1).saturating_sub(row.block.born);
         add(row.block.stack, u128::from(row.block.requested_bytes) * u128::from(span));
     }
-    for (_, moment) in listed_moments(lives) {
+    for (_, moment) in listed_moments(parts) {
         for holder in Holders::of(lives, callers, moment).holders.iter().take(detail.holders) {
             add(holder.stack, u128::from(holder.requested_bytes) * u128::from(lives.events + 1));
         }

@@ -146,6 +146,7 @@ fn sheet_of(trace: &Trace, most: usize) -> Option<(String, serde_json::Value)> {
     let lives = lives(trace);
     let (advice, needs) = (AdviceData::default(), NeedsData::default());
     let parts = Parts {
+        no_history: None,
         name: "</script><img src=x>",
         notes: &[],
         trace,

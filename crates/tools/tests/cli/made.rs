@@ -71,6 +71,12 @@ impl Made {
         self.entries.clear();
     }
 
+    /// Removes all entries of an action, as `skip_actions` of PyTorch's recorder does.
+    pub(super) fn skip(&mut self, action: &str) {
+        let start = format!(r#"{{"action":"{action}""#);
+        self.entries.retain(|entry| !entry.starts_with(&start));
+    }
+
     /// Adds a free that completes at once.
     pub(super) fn free(&mut self, address: u64, bytes: u64) {
         self.entry("free_requested", address, bytes);

@@ -6,6 +6,7 @@ mod advice;
 mod advise;
 mod at;
 mod bench;
+mod cases;
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
 mod diff;

@@ -7,6 +7,8 @@ mod slider;
 
 use super::*;
 
+pub(super) use made::without_history;
+
 /// Returns the data of the recordings on a page, from its script elements.
 pub(super) fn recordings(page: &str) -> Vec<Value> {
     let parts = page.split("<script type=\"application/json\" class=\"recording\">").skip(1);

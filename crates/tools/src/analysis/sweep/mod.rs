@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use super::advice::{Advice, AdviceOptions};
 use super::needs::{Need, SearchOptions};
 use super::recording::{Limit, LimitSource, Memory, Recording};
-use crate::replay::{Op, ReplayError, Stacks, Trace, Workload};
+use crate::replay::{NoHistory, Op, ReplayError, Stacks, Trace, Workload};
 use difference::Compared;
 pub(crate) use difference::Difference;
 use fingerprint::Fingerprint;
@@ -154,6 +154,9 @@ impl<'a> Sweep<'a> {
     fn scan_one(&self, index: usize) -> Outcome<Scanned> {
         self.known_or("scan", &[index], &format!("{:?}", self.memory), || {
             let trace = self.trace(index)?;
+            if let Some(no_history) = NoHistory::of(&trace) {
+                return Err(format!("{}: {no_history}", self.paths[index].display()));
+            }
             let Compared { workload, limit_bytes, .. } = self.compared(&trace);
             let (_, peak) = crate::replay::reserved_before_and_peak(&trace.segments, &trace.events);
             Ok(Scanned {

@@ -177,6 +177,8 @@ impl<'h> Interpreter<'h> {
     /// not have the most events, because a list also contains ignored entries.
     fn choose(&mut self, mut found: Vec<DeviceList>, parts: &mut Parts) -> Result<(), Stop> {
         found.sort_by_key(|device| (Reverse(device.len), device.number));
+        // No list is chosen if none has events.
+        parts.trace.entries = found.first().map_or(0, |device| device.len as u64);
         parts.trace.other_devices =
             u32::try_from(found.len().saturating_sub(1)).unwrap_or(u32::MAX);
         for DeviceList { number, list, len } in found {

@@ -40,10 +40,11 @@ function showFacts(recording) {
   const failures = recording.failures.total;
   byId("facts").replaceChildren(
     fact("recording", recording.name), fact("device", String(recording.device)), fact("settings", recording.conf || "(default)"),
-    fact("events", grouped(recording.events)), ...(recording.has_times ? [fact("time", duration(recording.duration_us))] : []),
-    fact("most reserved", bytes(recording.peak_reserved.bytes)), fact("most live", bytes(recording.peak_live.bytes)),
+    ...(recording.no_history ? [fact("entries", grouped(recording.no_history.entries))] : [fact("events", grouped(recording.events)),
+      ...(recording.has_times ? [fact("time", duration(recording.duration_us))] : []),
+      fact("most reserved", bytes(recording.peak_reserved.bytes)), fact("most live", bytes(recording.peak_live.bytes))]),
     ...(recording.limit ? [fact("limit", bytes(recording.limit.bytes))] : []),
-    fact("requests that failed", grouped(failures), failures > 0));
+    ...(recording.no_history ? [] : [fact("requests that failed", grouped(failures), failures > 0)]));
 }
 
 /// Returns the sentence about a moment, a bar of all causes, and a row for each stream and pool.

@@ -135,4 +135,10 @@ function framesOf(recording, stack, all = state.allFrames) {
   });
 }
 
-const recordings = [...document.querySelectorAll("script.recording")].map((element) => unpack(JSON.parse(element.textContent)));
+/// Lets the page open at the only moment of a recording without history. Such a moment is no peak.
+function withOnlyMoment(recording) {
+  for (const name of ["peak_live", "peak_reserved"]) recording[name] ||= { moment: recording.events, bytes: 0 };
+  return recording;
+}
+
+const recordings = [...document.querySelectorAll("script.recording")].map((element) => unpack(withOnlyMoment(JSON.parse(element.textContent))));

@@ -174,7 +174,7 @@ function drawHolders() {
   drawFlames(flames.root);
   showFound();
   byId("flames-text").textContent = `${plural(holders.blocks, "block", "blocks")} hold ${bytes(holders.bytes)} at ${when(recording, holders.moment)}`
-    + (holders.by_stack ? "; callers are on top, the program's own code is blue." : "; no stacks are recorded, so this is by stream and size.");
+    + (holders.by_stack ? "; callers are on top, the program's own code is blue." : "; the events have no stacks, so this is by stream and size.");
   drawHoldersTable(holders);
   drawCategories(recording.holders.find(({ moment }) => moment === holders.moment) || recording.holders[0]);
 }
@@ -199,9 +199,11 @@ function drawHoldersTable(holders) {
   const rows = [...withCode.slice(0, most), ...found.filter(isWithout)].map((row) => {
     const [stack, , , blocks, size, newest, oldest] = row;
     const caller = holders.by_stack ? callerElement(recording, stack) : whatOf(recording, row);
-    return { cells: [bytes(size), percent(size, holders.bytes), grouped(blocks), newest === oldest ? grouped(oldest) : `${grouped(newest)} to ${grouped(oldest)}`, caller] };
+    // A block from before the first event has no age, because its request was not recorded.
+    const ages = [...new Set([newest, oldest])].map((age) => age === holders.moment ? "before" : grouped(age));
+    return { cells: [bytes(size), percent(size, holders.bytes), grouped(blocks), ...(recording.no_history ? [] : [ages.join(" to ")]), caller] };
   });
-  const heading = [["bytes", false], ["", false], ["blocks", false], ["events ago", false], [holders.by_stack ? "requested by (called by)" : "what", true]];
+  const heading = [["bytes", false], ["", false], ["blocks", false], ...(recording.no_history ? [] : [["events ago", false]]), [holders.by_stack ? "requested by (called by)" : "what", true]];
   const rest = holders.rest_blocks + withCode.slice(most).reduce((all, row) => all + row[3], 0);
   const isAll = state.search === "";
   const more = rows.length === 0 ? "No holder has this text."
@@ -239,7 +241,7 @@ function showHolders() {
   const frames = choice("frames", [["own", "program"], ["all", "all"]], () => state.allFrames ? "all" : "own",
     (which) => { state.allFrames = which === "all"; drawHolders(); });
   byId("holders-bar").replaceChildren(
-    choice("at", [...options, ["now", "the chosen moment"]], () => state.holders, (at) => { state.holders = at; drawHolders(); }),
+    choice("at", recording.no_history ? options : [...options, ["now", "the chosen moment"]], () => state.holders, (at) => { state.holders = at; drawHolders(); }),
     ...(hasStacks ? [frames] : []), element("span", { class: "group" }, search, element("span", { id: "flames-found", "aria-live": "polite" })));
   drawHolders();
 }

@@ -38,7 +38,8 @@ function addressed() {
   return recording && Number.isFinite(moment) ? { recording, moment } : {};
 }
 
-/// Returns the moment to show first: the first failure, or else the peak of live bytes.
+/// Returns the moment to show first: the first failure, or else the peak of live bytes. Without a history
+/// there is only one moment.
 function firstMoment(recording) {
   const [failure] = recording.failures.list;
   return failure ? failure[0] : recording.peak_live.moment;
@@ -49,6 +50,7 @@ function show(recording, moment = firstMoment(recording)) {
   if (!recording.has_times) state.axis = "events";
   byId("title").textContent = recordings.length > 1 ? "stratalloc report" : `stratalloc report: ${recording.name}`;
   document.title = `${recording.name}: stratalloc report`;
+  document.querySelector("#timeline .hint").hidden = recording.no_history !== null;
   showAdvice();
   showJumps();
   showHolders();

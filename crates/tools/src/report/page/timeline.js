@@ -201,7 +201,7 @@ function drawMarks(pen, width, height, yOf) {
     if (inside(x)) line(x, top - 6, top);
   }
   pen.fillStyle = colour("text");
-  for (const { moment, bytes: number } of [recording.peak_reserved, recording.peak_live]) {
+  for (const { moment, bytes: number } of recording.no_history ? [] : [recording.peak_reserved, recording.peak_live]) {
     const x = xOf(moment, width);
     if (!inside(x) || number > timeline.most) continue;
     pen.beginPath(); pen.arc(x, yOf(number), 3.5, 0, 7); pen.fill();
@@ -237,7 +237,7 @@ function bytesAt(recording, moment) {
   const known = !moments || moments[placeOf(moments, moment)] === moment;
   if (!known || recording.is_short) {
     const at = placeOf(column.start, moment);
-    const peak = (mark, name) => mark.moment === moment ? mark.bytes : column[`${name}_last`][at];
+    const peak = (mark, name) => mark.moment === moment && !recording.no_history ? mark.bytes : column[`${name}_last`][at];
     return { live: peak(recording.peak_live, "live"), reserved: peak(recording.peak_reserved, "reserved"), paused: column.paused_last[at] };
   }
   const sums = { live: 0, reserved: 0, paused: column.paused_last[placeOf(column.start, moment)] };
@@ -254,6 +254,7 @@ function bytesText({ live, reserved, paused }) {
 
 function when(recording, moment) {
   const time = recording.has_times ? `, ${duration(timeOf(recording, moment))}` : "";
+  if (recording.no_history) return "the moment of the dump";
   return `event ${grouped(moment)} of ${grouped(recording.events)}${time}`;
 }
 
@@ -364,7 +365,7 @@ function hoverTimeline(event, x, y, width, height) {
 /// Adds buttons for the important moments of this recording.
 function showJumps() {
   const { recording } = state;
-  const jumps = [["peak of live bytes", recording.peak_live.moment], ["peak of reserved bytes", recording.peak_reserved.moment]];
+  const jumps = recording.no_history ? [] : [["peak of live bytes", recording.peak_live.moment], ["peak of reserved bytes", recording.peak_reserved.moment]];
   const failures = recording.failures.list;
   if (failures.length) jumps.push(["first failure", failures[0][0]]);
   jumps.push(["end", recording.events]);

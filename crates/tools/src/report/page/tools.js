@@ -164,9 +164,9 @@ function blockLines(recording, at, moment) {
   if (!several) {
     const ago = moment - blocks.born[at];
     const time = recording.has_times ? ` (${duration(timeOf(recording, moment) - timeOf(recording, blocks.born[at]))})` : "";
-    lines.push(blocks.born[at] === 0 ? "age: older than the recording" : `age: ${plural(ago, "event", "events")}${time}`);
+    lines.push(recording.no_history ? "age: unknown" : blocks.born[at] === 0 ? "age: older than the recording" : `age: ${plural(ago, "event", "events")}${time}`);
     const allocated = blocks.born[at] === 0 ? "" : `allocated at event ${grouped(blocks.born[at])}, `;
-    lines.push(allocated + (blocks.freed[at] === NEVER ? "not freed in the recording" : `freed at event ${grouped(blocks.freed[at])}`));
+    if (!recording.no_history) lines.push(allocated + (blocks.freed[at] === NEVER ? "not freed in the recording" : `freed at event ${grouped(blocks.freed[at])}`));
     lines.push(`address ${addressOf(recording, blocks.address[at])}`);
   }
   return lines;

@@ -47,7 +47,7 @@ fn account(owner: &str) -> String {
 }
 
 /// Returns a recording with live blocks and without events.
-pub(super) fn without_history() -> String {
+pub(in super::super) fn without_history() -> String {
     let mut made = Made::default();
     made.segment(1 << 40, 20 * MIB);
     made.alloc(1 << 40, 3 * MIB);
