@@ -31,6 +31,9 @@ pub struct Recording {
     /// Set if the entries do not show how much memory the program needed. Then no peak, need, age or setting
     /// follows from the recording, and the searches refuse it.
     pub no_history: Option<NoHistory>,
+    /// The number of requests that no recorded segment contains. If there are any, entries of segments were
+    /// left out (`skip_actions`), and the recorded reserved bytes at earlier moments are unknown.
+    pub requests_outside: u64,
     /// The requests, without the recorded allocator's decisions.
     pub workload: Workload,
     /// The figures of the recorded program.
@@ -166,6 +169,7 @@ impl Recording {
         let recorded_fraction = recorded_fraction.map(|l| fraction_of_limit(l.bytes, total_bytes));
         let fraction = memory.fraction.or(recorded_fraction);
         let settings = own.as_ref().map(|own| own.settings().clone()).unwrap_or_default();
+        let start = Start::of(&trace);
         let mut failures = Failures::of(&trace, &settings, &figures);
         // If other processes used the device too, it can be full below the recorded limit. Only then is
         // the full device what limited the program.
@@ -176,7 +180,8 @@ impl Recording {
             found.ok().filter(Verification::is_exact)
         };
         let was_full = !is_set && failures.device_bytes.is_some();
-        let is_replayed = no_history.is_none();
+        // Without the entries of segments no limit follows, because reserved bytes are unknown.
+        let is_replayed = no_history.is_none() && start.outside == 0;
         let mut exact =
             if was_full || !is_replayed { None } else { exactly(total_bytes, fraction) };
         let (mut workload, mut inferred_limit) = (None, None);
@@ -211,7 +216,8 @@ impl Recording {
             Some(exact) => std::mem::take(&mut exact.workload),
             None => workload.unwrap_or_else(|| Workload::of(&trace, total_bytes)),
         };
-        let start = Some(Start::of(&trace)).filter(|start| !start.is_empty());
+        let requests_outside = start.outside;
+        let start = Some(start).filter(|start| !start.is_empty());
         let start_layout = start.as_ref().zip(config.as_ref());
         let start_layout = start_layout.and_then(|(start, own)| start.layout(own.settings()));
         let live_peak_bytes = live_peak_bytes(&workload);
@@ -219,6 +225,7 @@ impl Recording {
             trace,
             config,
             no_history,
+            requests_outside,
             workload,
             figures,
             limit,

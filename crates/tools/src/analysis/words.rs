@@ -257,7 +257,10 @@ impl Advice {
         let limit = "its memory limit: --total-memory or --memory-fraction sets one";
         let start = "the code that holds what lived before its first event: call \
              torch.cuda.memory._record_memory_history() before the program allocates";
+        let segments = "when its segments were reserved and released, which skip_actions left out: its reserved bytes \
+             and its limit are not known";
         let all = [
+            (recording.requests_outside > 0, segments),
             (recording.limit.is_none(), limit),
             (self.torch == ForTorch::Unknown, torch),
             (recording.start.is_some(), start),

@@ -318,6 +318,14 @@ pub(crate) fn write_start_note(name: &str, recording: &Recording) {
             shown(name)
         ));
     }
+    if recording.requests_outside > 0 {
+        write_stderr(format_args!(
+            "note: {}: entries of segments were left out (skip_actions): {} in no recorded segment, so the \
+             recorded reserved bytes are not known",
+            shown(name),
+            counted_as(recording.requests_outside, "request lies", "requests lie")
+        ));
+    }
     let Some(start) = recording.start.as_ref().filter(|_| recording.no_history.is_none()) else {
         return;
     };

@@ -336,6 +336,8 @@ mod tests {
                 let (missing, additions) = Walk::of(events, &trace.segments);
                 assert!(missing.is_empty(), "{name} {part}: {missing:?}");
                 assert!(additions.is_empty(), "{name} {part}");
+                let part = Trace { events: events.to_vec(), ..trace.clone() };
+                assert_eq!(Start::of(&part).outside, 0, "{name}");
             }
         }
     }

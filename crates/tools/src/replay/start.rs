@@ -49,6 +49,8 @@ pub struct Start {
     pub blocks: Vec<LiveBlock>,
     /// The segments and mapped ranges, by address, without their blocks.
     held: BTreeMap<u64, SegmentLayout>,
+    /// The number of recorded requests that no segment contains.
+    pub(crate) outside: u64,
 }
 
 impl Start {
@@ -61,7 +63,9 @@ impl Start {
         }
         let mut back = Back::from_the_end(trace);
         trace.events.iter().rev().for_each(|event| back.undo(event));
-        let mut start = Self { blocks: back.blocks.into_values().collect(), held: back.held };
+        let Back { blocks, held, outside, .. } = back;
+        let outside = if trace.segments.is_empty() { 0 } else { outside };
+        let mut start = Self { blocks: blocks.into_values().collect(), held, outside };
         for block in &mut start.blocks {
             let inside = start.held.range(..=block.address).next_back();
             if let Some((_, held)) = inside.filter(|(at, h)| block.address - **at < h.size_bytes) {
@@ -246,12 +250,14 @@ struct Back {
     /// The contiguous ranges that were ever mapped: the end of each, by its start. Each is inside one
     /// reservation, unless a reservation was mapped to its end over time and the next one follows.
     mapped: BTreeMap<u64, u64>,
+    /// The number of requests outside of all segments: entries of segments were left out.
+    outside: u64,
 }
 
 impl Back {
     fn from_the_end(trace: &Trace) -> Self {
         let (blocks, held, kinds) = Default::default();
-        let mut back = Self { blocks, held, kinds, mapped: ever_mapped(trace) };
+        let mut back = Self { blocks, held, kinds, mapped: ever_mapped(trace), outside: 0 };
         for segment in &trace.segments {
             let SegmentLayout { address, stream, kind, pool, expandable, .. } = *segment;
             back.held.insert(address, SegmentLayout { blocks: Vec::new(), ..*segment });
@@ -282,6 +288,9 @@ impl Back {
         match action {
             Action::Alloc => {
                 self.blocks.remove(&address);
+                let below = self.held.range(..=address).next_back();
+                let is_inside = below.is_some_and(|(at, held)| address - at < held.size_bytes);
+                self.outside += u64::from(!is_inside);
             }
             Action::FreeRequested => self.live(event).draining = false,
             Action::FreeCompleted => self.live(event).draining = true,

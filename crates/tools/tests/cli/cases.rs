@@ -224,6 +224,22 @@ fn actions_that_were_skipped_are_not_taken_as_not_having_happened() {
 }
 
 #[test]
+fn without_entries_of_segments_needs_are_right_and_reserved_bytes_are_unknown() {
+    let folder = Folder::new("skipped-segments");
+    let mut made = steps();
+    made.release(BASE + 1024 * MIB);
+    made.out_of_memory(900 * MIB, 7 * MIB);
+    let whole = ok(&["advise", "--quick", &folder.file("whole.json", &made.json())]);
+    assert!(whole.stdout.contains("The limit is 407.0 MiB"), "{}", whole.stdout);
+    made.skip("segment_alloc");
+    made.skip("segment_free");
+    let cut = ok(&["advise", "--quick", &folder.file("cut.json", &made.json())]);
+    assert!(cut.stderr.contains("10 requests lie in no recorded segment"), "{}", cut.stderr);
+    assert!(cut.stdout.contains("needs 1,000 MiB"), "{}", cut.stdout);
+    assert!(!cut.stdout.contains("The limit is"), "{}", cut.stdout);
+}
+
+#[test]
 fn one_request_is_a_history_only_from_the_start_of_the_program_on() {
     let folder = Folder::new("ring");
     let mut from_start = Made::default();
