@@ -44,6 +44,7 @@ impl Sample {
             trace,
             limit: None,
             inferred_limit: None,
+            unexplained: None,
             exact: None,
             start: None,
             start_layout: None,

@@ -6,12 +6,14 @@
 //! recording fails under the recorded setting, every setting under which it runs is worth its cost.
 
 use super::advice::{Advice, Tried};
-use super::callers::Callers;
+use super::callers::{Callers, Compared};
+use super::holders::stack_of;
 use super::needs::Cost;
-use super::recording::{Limit, Recording};
+use super::recording::{EITHER, Limit, LimitSource, Recording};
 use super::streams::Streams;
 use super::why::Why;
-use super::words::{counted_as, grouped, mib, near, part};
+use super::words::{counted_as, grouped, mib, near, part, whole_or_near};
+use crate::replay::{Op, StackId};
 use stratalloc::size::MIB;
 
 /// The smallest share of the need that a setting must save to be worth its cost.
@@ -182,63 +184,132 @@ impl Advice {
             true => ", with nothing to spare",
             false => "",
         };
-        match ooms > 0 && !self.recorded.runs() {
-            true => format!(
-                ". Under the limit of {} MiB, where {failed} when it was recorded, it runs without a \
-                 failure{spare}",
-                mib(limit.bytes)
+        let bounds = limit.in_mib();
+        match limit.source {
+            LimitSource::Possible(_) => format!(
+                ". If a memory fraction is set ({bounds}), it runs without a failure{spare}; if the driver refused \
+                 for another reason, no allocator setting helps"
             ),
-            false => format!(". It runs under the limit of {} MiB", mib(limit.bytes)),
+            _ if ooms > 0 && !self.recorded.runs() => format!(
+                ". Under the limit of {bounds}, where {failed} when it was recorded, it runs without a \
+                 failure{spare}"
+            ),
+            _ => format!(". It runs under the limit of {bounds}"),
         }
     }
 
-    /// Returns the headline as a sentence. If no setting can help, adds the code that holds the most memory.
+    /// Returns the headline as a sentence. If no setting can help, adds the code that holds the most memory,
+    /// and before it the failed request, if that is larger.
     pub(crate) fn sentence_with_holder(&self, recording: &Recording, why: &Why) -> String {
         let sentence = self.sentence(recording);
-        let holder = match self.headline(recording) {
-            Headline::CannotHelp(_) => largest_holder(recording, why),
-            Headline::Worth(_) | Headline::NotWorth(_) => None,
-        };
-        match holder {
-            Some(holder) => format!("{sentence} Largest holder: {holder}."),
-            None => sentence,
+        let Headline::CannotHelp(_) = self.headline(recording) else { return sentence };
+        let is_decided = recording.limit.is_none_or(|limit| limit.known().is_some());
+        if !is_decided || LargestRequest::beyond_limit(recording).is_some() {
+            return sentence;
         }
+        let callers = Callers::of(&recording.trace.stacks, Compared::Code);
+        let holder = largest_holder(&callers, why);
+        let failed = why.main.as_ref().and_then(|picture| picture.failed).filter(|failed| {
+            holder.as_ref().is_none_or(|holder| failed.requested_bytes >= holder.bytes)
+        });
+        let request = failed.map(|failed| {
+            let (bytes, code) =
+                (whole_or_near(failed.requested_bytes), code_of(failed.stack, &callers));
+            format!(" The failed request takes the most: {bytes} MiB{code}.")
+        });
+        let holder = holder.map(|holder| format!(" Largest holder: {}.", holder.text));
+        [Some(sentence), request, holder].into_iter().flatten().collect()
     }
 }
 
+/// The largest request of a recording.
+struct LargestRequest {
+    bytes: u64,
+    has_failed: bool,
+    stack: Option<StackId>,
+}
+
+impl LargestRequest {
+    /// Returns the first of the largest requests, if it is larger than the limit.
+    fn beyond_limit(recording: &Recording) -> Option<Self> {
+        let requests = recording.workload.ops.iter().filter_map(|op| match *op {
+            Op::Allocate { id, bytes, .. } => Some((bytes, false, id)),
+            Op::AllocateFailing { id, bytes, .. } => Some((bytes, true, id)),
+            _ => None,
+        });
+        let (bytes, has_failed, id) = requests.rev().max_by_key(|(bytes, ..)| *bytes)?;
+        let is_beyond = bytes > recording.limit?.highest_bytes();
+        is_beyond.then(|| Self { bytes, has_failed, stack: stack_of(recording, id) })
+    }
+
+    fn sentence(&self, recording: &Recording, limit: &Limit) -> String {
+        let callers = Callers::of(&recording.trace.stacks, Compared::Code);
+        let request = if self.has_failed { "the failed request" } else { "one request" };
+        format!(
+            "No setting can help: {request} alone ({} MiB{}) is larger than the limit ({}).",
+            mib(self.bytes),
+            code_of(self.stack, &callers),
+            limit.in_mib()
+        )
+    }
+}
+
+/// Returns the code of a request, with a comma before it; empty if the recording has no stacks.
+fn code_of(stack: Option<StackId>, callers: &Callers<'_>) -> String {
+    let code = stack.map(|stack| callers.labels(&[callers.of_stack(stack)]).concat());
+    code.map_or_else(String::new, |code| format!(", {code}"))
+}
+
+/// The code, or the size of blocks, that holds the most bytes.
+struct LargestHolder {
+    bytes: u64,
+    text: String,
+}
+
 /// Returns the code that holds the most bytes, or the size of its blocks if the recording has no stacks.
-fn largest_holder(recording: &Recording, why: &Why) -> Option<String> {
+fn largest_holder(callers: &Callers<'_>, why: &Why) -> Option<LargestHolder> {
     let holders = &why.main.as_ref()?.holders;
-    let callers = Callers::of(&recording.trace.stacks, super::callers::Compared::Code);
     let blocks = |blocks: u64| counted_as(blocks, "block", "blocks");
     if holders.by_stack.iter().any(|holder| holder.stack.is_some())
-        && let Some(code) = holders.by_code(&callers, usize::MAX).into_iter().next()
+        && let Some(code) = holders.by_code(callers, usize::MAX).into_iter().next()
     {
-        let (bytes, count) = (near(code.holder.requested_bytes), blocks(code.holder.blocks));
-        return Some(format!("{}, {bytes} MiB in {count}", code.asked_for_by));
+        let bytes = code.holder.requested_bytes;
+        let (held, count) = (near(bytes), blocks(code.holder.blocks));
+        let text = format!("{}, {held} MiB in {count}", code.asked_for_by);
+        return Some(LargestHolder { bytes, text });
     }
     let class = holders.by_size.first()?;
-    let (bytes, count) = (near(class.requested_bytes), blocks(class.blocks));
-    Some(format!("{bytes} MiB in {count} of {} bytes", grouped(class.each_bytes)))
+    let (held, count) = (near(class.requested_bytes), blocks(class.blocks));
+    let text = format!("{held} MiB in {count} of {} bytes", grouped(class.each_bytes));
+    Some(LargestHolder { bytes: class.requested_bytes, text })
 }
 
 fn cannot_help_sentence(least: Option<&Tried>, recording: &Recording) -> String {
     let live = recording.live_peak_bytes;
-    let Some(Limit { bytes: limit, .. }) = recording.limit else {
+    let Some(limit) = recording.limit else {
         return format!(
             "No setting that was tried runs this recording on any device: {} MiB are live at once{}.",
             near(live),
             with_failed(recording)
         );
     };
-    let over = |bytes: u64| bytes.div_ceil(MIB).saturating_sub(limit.div_ceil(MIB));
-    if live > limit {
+    if let LimitSource::Possible(refused) = limit.source {
+        return format!("No setting can help: {refused}; {EITHER}.");
+    }
+    if let Some(request) = LargestRequest::beyond_limit(recording) {
+        return request.sentence(recording, &limit);
+    }
+    let bounds = limit.in_mib();
+    let over = |bytes: u64| bytes.div_ceil(MIB).saturating_sub(limit.highest_bytes().div_ceil(MIB));
+    if live >= limit.below_bytes.unwrap_or(limit.bytes.saturating_add(1)) {
+        let by = match over(live) {
+            0 => String::new(),
+            over => format!(" by {} MiB", grouped(over)),
+        };
         return format!(
-            "No setting can help: the live bytes alone ({} MiB{}) exceed the limit ({} MiB) by {} MiB.",
+            "No setting can help: the live bytes alone ({} MiB{}) exceed the limit ({bounds}){by}.",
             mib(live),
             with_failed(recording),
-            mib(limit),
-            grouped(over(live))
         );
     }
     let why = match least.map(|least| (least, over(needs(least)))) {
@@ -250,8 +321,7 @@ fn cannot_help_sentence(least: Option<&Tried>, recording: &Recording) -> String 
             grouped(over)
         ),
     };
-    let limit = mib(limit);
-    format!("No setting that was tried runs under the limit of {limit} MiB: {why}.")
+    format!("No setting that was tried runs under the limit of {bounds}: {why}.")
 }
 
 /// Returns what to add to the figure of live bytes: a remark if it includes a request that failed.
@@ -318,7 +388,7 @@ fn cost(cost: Option<Cost>, before: Option<Cost>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analysis::{ForTorch, LimitSource, Memory, Need};
+    use crate::analysis::{ForTorch, Memory, Need};
     use stratalloc::size::MIB;
 
     fn tried(conf: &str, needs_mib: u64) -> Tried {
@@ -428,7 +498,7 @@ mod tests {
     fn live_bytes_beyond_the_limit_are_beyond_the_help_of_settings() {
         let mut recording = recording();
         recording.live_peak_bytes = 1500 * MIB;
-        recording.limit = Some(Limit { bytes: 1400 * MIB, source: LimitSource::TotalMemory });
+        recording.limit = Some(Limit::exactly(1400 * MIB, LimitSource::TotalMemory));
         let fails =
             |conf, needs_mib| Tried { runs_under_limit: Some(false), ..tried(conf, needs_mib) };
         let mut advice = advice(&[fails("expandable_segments:True,compat:pytorch", 1510)]);

@@ -7,16 +7,20 @@
 //! - **The device was full.** A request failed, and less was free on the device than the request needed.
 //!   Then the sum of reserved and free bytes is all that the program could have, even if other processes
 //!   share the device.
-//! - **A memory fraction.** A request failed, and more was free than it needed. A replay under a guessed
-//!   limit makes the same comparisons. The first difference from the recording shows whether the guess
-//!   is too high or too low. A bisection finds a limit under which every decision is as recorded.
+//! - **A memory fraction.** More was free, or requests released memory before they grew. [`Refusals`] bounds
+//!   the limit. A replay under a guessed limit makes the same comparisons. The first difference from the
+//!   recording shows whether the guess is too high or too low. All limits of an interval explain every
+//!   decision; its lower end is usually the lower bound, which takes one replay to confirm. Only the
+//!   decisions of the garbage collector need a bisection.
+
+use std::ops::Range;
 
 use super::figures::Figures;
-use super::recording::{Limit, LimitSource};
-use crate::replay::{Misfit, Trace, Until, Verification, started, verify, verify_until};
-use stratalloc::config::{Config, Settings};
-use stratalloc::history::Action;
-use stratalloc::size::{MIB, align_up, fraction_of_limit, segment_bytes};
+use super::recording::{Evidence, Limit, LimitSource};
+use super::refusals::Refusals;
+use crate::replay::{Misfit, Trace, Until, Verification, started, verify_until};
+use stratalloc::config::Config;
+use stratalloc::size::{MIB, fraction_of_limit};
 
 /// A limit that explains every recorded decision, and the replay that confirmed it.
 pub(super) struct Inferred {
@@ -24,81 +28,9 @@ pub(super) struct Inferred {
     pub(super) verification: Verification,
 }
 
-/// The bounds on the limit of a recording that follow from its failed requests, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Failures {
-    /// Reserved plus free bytes when a request failed because the device was full, the smallest of all such
-    /// sums. `None` if no request failed for this reason.
-    pub(super) device_bytes: Option<u64>,
-    /// An upper bound: the limit was below this. `None` if no request failed.
-    pub(super) below_bytes: Option<u64>,
-}
-
-impl Failures {
-    /// Computes the bounds from the events. The recorded `settings` decide how much a request needs.
-    pub(super) fn of(trace: &Trace, settings: &Settings, figures: &Figures) -> Self {
-        let mut failures = Self::default();
-        let least = |known: &mut Option<u64>, bytes| {
-            *known = Some(known.map_or(bytes, |known: u64| known.min(bytes)));
-        };
-        let mut reserved = i128::from(figures.reserved_before_bytes);
-        for event in &trace.events {
-            reserved = (reserved + event.reserved_change()).max(0);
-            if event.action == Action::OutOfMemory {
-                let reserved_bytes = u64::try_from(reserved).unwrap_or(u64::MAX);
-                let needed_bytes = needed_bytes(event.size_bytes, settings);
-                let free_bytes = event.address;
-                least(&mut failures.below_bytes, reserved_bytes.saturating_add(needed_bytes));
-                if free_bytes < needed_bytes {
-                    least(&mut failures.device_bytes, reserved_bytes.saturating_add(free_bytes));
-                }
-            }
-        }
-        failures
-    }
-
-    /// Returns the limit of a recording that no replay repeats exactly: the bytes of the full device, or
-    /// else the peak of reserved bytes, which is the lowest possible limit. `None` if no request failed.
-    pub(super) fn limit(&self, figures: &Figures) -> Option<Limit> {
-        let (ooms, bytes) = (figures.ooms, figures.peak_reserved_bytes);
-        let full = |bytes| Limit { bytes, source: LimitSource::DeviceFull { ooms } };
-        let least = || Limit { bytes, source: self.source(bytes, ooms) };
-        self.device_bytes.map(full).or_else(|| (ooms > 0 && bytes > 0).then(least))
-    }
-
-    /// Returns the source to report for a limit of `bytes`, after `ooms` failed requests.
-    fn source(&self, bytes: u64, ooms: u64) -> LimitSource {
-        let is_wide = |below: &u64| *below > bytes.saturating_add(bytes / 50);
-        LimitSource::Inferred { ooms, below_bytes: self.below_bytes.filter(is_wide) }
-    }
-}
-
-impl Limit {
-    /// Returns the limit that the failed requests of a recording show, without a replay. `config` is the
-    /// recorded configuration.
-    pub(crate) fn shown_by_failures(trace: &Trace, config: Option<&Config>) -> Option<Self> {
-        let settings = config.map(|config| config.settings().clone()).unwrap_or_default();
-        let figures = Figures::of(trace);
-        Failures::of(trace, &settings, &figures).limit(&figures)
-    }
-}
-
-/// Returns the most bytes that a request of `bytes` may allocate from the device. If `bytes` is too large
-/// for any segment, returns `bytes`.
-fn needed_bytes(bytes: u64, settings: &Settings) -> u64 {
-    if bytes > i64::MAX.unsigned_abs() {
-        return bytes;
-    }
-    let segment = segment_bytes(bytes, settings.large_segment_bytes);
-    match settings.expandable_segments {
-        true => align_up(segment, settings.large_segment_bytes.min(segment)),
-        false => segment,
-    }
-}
-
 /// The result of a replay under a guessed limit.
 enum Guess {
-    Exact,
+    Exact(Box<Verification>),
     Off(Misfit),
     Unknown,
 }
@@ -125,31 +57,85 @@ impl Bound {
     }
 }
 
-/// Finds the limit of a recording. `config` is the recorded configuration, with the recording's
-/// compatibility setting. Returns `None` if no limit explains all decisions of the recording.
+/// Finds the limit of a recording that no replay without a limit repeats. `config` is the recorded
+/// configuration, with the recording's compatibility setting. Returns `None` if no limit explains all
+/// decisions of the recording.
 pub(super) fn infer(
     trace: &Trace,
     config: &Config,
     total_bytes: u64,
     figures: &Figures,
-    failures: &Failures,
+    refusals: &Refusals,
 ) -> Option<Inferred> {
-    let search = |bound, most_bytes| {
-        let search = Search { trace, config, bound };
-        let limit_bytes = search.limit_bytes(figures.peak_reserved_bytes, most_bytes)?;
-        let (total_bytes, fraction) = bound.device_memory(limit_bytes);
-        let found = verify(trace, config, total_bytes, fraction).ok()?;
-        let ooms = figures.ooms;
-        let source = match bound {
-            Bound::Device => LimitSource::DeviceFull { ooms },
-            Bound::Fraction { .. } => failures.source(limit_bytes, ooms),
-        };
-        let limit = Limit { bytes: limit_bytes, source };
-        found.is_exact().then_some(Inferred { limit, verification: found })
+    let ooms = figures.ooms;
+    if let Some(most_bytes) = refusals.device_bytes {
+        let search = Search { trace, config, bound: Bound::Device };
+        if let Some((bytes, verification)) = search.device(refusals.least_bytes, most_bytes) {
+            let limit = Limit::exactly(bytes, LimitSource::DeviceFull { ooms });
+            return Some(Inferred { limit, verification });
+        }
+    }
+    let search = Search { trace, config, bound: Bound::Fraction { total_bytes } };
+    let most_bytes = refusals.device_bytes.unwrap_or(total_bytes);
+    let most_bytes = refusals.below_bytes.map_or(most_bytes, |below| below.min(most_bytes));
+    let Bracket { exact_bytes, mut verification, mib } =
+        search.bracket(refusals.least_bytes, most_bytes)?;
+    // Where the collector acts, a release before a request does not show that the request was refused.
+    let collector = config.settings().garbage_collection_threshold.is_some();
+    let retries = match collector {
+        true => Vec::new(),
+        false => refusals.retries_in(&verification.workload),
     };
-    let on_device = failures.device_bytes.and_then(|bytes| search(Bound::Device, bytes));
-    let most_bytes = failures.device_bytes.unwrap_or(total_bytes);
-    on_device.or_else(|| search(Bound::Fraction { total_bytes }, most_bytes))
+    let mut bytes = exact_bytes;
+    if bytes > refusals.least_bytes {
+        let edge = search.edge(exact_bytes / MIB, mib.start, 1);
+        if let Some(found) = edge.verification {
+            (bytes, verification) = (edge.exact_mib * MIB, found);
+        }
+    }
+    let refused = refusals.below_with(&retries);
+    let highest_bytes = refused.unwrap_or(most_bytes).min(most_bytes);
+    let below_bytes = search.below(exact_bytes, highest_bytes, mib.end);
+    let evidence = Evidence { ooms, retries: retries_of(&verification, ooms), collector };
+    let is_decided = collector && refused.is_none_or(|refused| below_bytes < refused);
+    let source = refusals.source(evidence, &retries, Some(below_bytes), is_decided);
+    let limit = Limit { bytes, below_bytes: Some(below_bytes), source };
+    Some(Inferred { limit, verification })
+}
+
+/// Finds the limit of a recording that a replay without a limit repeats, in which no request failed but
+/// some may have been retried. Such a replay reads each retry as a call of `empty_cache`. Returns `None`
+/// if the recording suggests no limit.
+pub(super) fn infer_from_retries(
+    trace: &Trace,
+    config: &Config,
+    total_bytes: u64,
+    refusals: &Refusals,
+) -> Option<Inferred> {
+    if !Refusals::suggest_limit(&refusals.retries) {
+        return None;
+    }
+    let search = Search { trace, config, bound: Bound::Fraction { total_bytes } };
+    let Guess::Exact(verification) = search.guess(refusals.least_bytes) else { return None };
+    let retries = refusals.retries_in(&verification.workload);
+    let evidence = Evidence { retries: retries_of(&verification, 0), ..Evidence::default() };
+    // A collection before a request looks like a retry too.
+    let collects = config.settings().garbage_collection_threshold.is_some();
+    if !Refusals::suggest_limit(&retries) || (collects && evidence.retries < 2) {
+        return None;
+    }
+    let limit = Limit {
+        bytes: refusals.least_bytes,
+        below_bytes: refusals.below_with(&retries),
+        source: LimitSource::Probable(evidence),
+    };
+    Some(Inferred { limit, verification: *verification })
+}
+
+/// Returns how often a replay released the cache to serve a request, and could serve it then.
+fn retries_of(verification: &Verification, ooms: u64) -> u64 {
+    let retries = verification.run.statistics.num_alloc_retries;
+    u64::try_from(retries).unwrap_or(0).saturating_sub(ooms)
 }
 
 /// Replays a recording under limits of one kind.
@@ -159,6 +145,13 @@ struct Search<'a> {
     bound: Bound,
 }
 
+/// A limit that explains every decision, and the range of limits, in MiB, that may do so too.
+struct Bracket {
+    exact_bytes: u64,
+    verification: Verification,
+    mib: Range<u64>,
+}
+
 impl Search<'_> {
     /// Replays until the first difference from the recording. If the replay fails with an error, the limit
     /// is treated as too low.
@@ -166,53 +159,90 @@ impl Search<'_> {
         let (total_bytes, fraction) = self.bound.device_memory(limit_bytes);
         let until = Until::FirstDifference;
         match verify_until(self.trace, self.config, total_bytes, fraction, until, &started) {
-            Ok(found) if found.is_exact() => Guess::Exact,
+            Ok(found) if found.is_exact() => Guess::Exact(Box::new(found)),
             Ok(found) => found.limit.map_or(Guess::Unknown, Guess::Off),
             Err(_) => Guess::Off(Misfit::TooLow),
         }
     }
 
-    /// Returns a limit of at most `most_bytes` that explains every decision. If the device was full, it is
-    /// the largest such limit that is found, because the device had `most_bytes`. Otherwise it is the
-    /// smallest: every request that fits under the smallest also fitted when the recording was made.
-    fn limit_bytes(&self, peak_reserved_bytes: u64, most_bytes: u64) -> Option<u64> {
-        if self.bound == Bound::Device && matches!(self.guess(most_bytes), Guess::Exact) {
-            return Some(most_bytes);
+    /// Finds the largest memory of a device, at most `most_bytes`, that explains every decision.
+    fn device(&self, least_bytes: u64, most_bytes: u64) -> Option<(u64, Verification)> {
+        if let Guess::Exact(found) = self.guess(most_bytes) {
+            return Some((most_bytes, *found));
         }
-        // Mapped pages may exceed a limit by less than one page, so the limit may be below the peak.
+        let Bracket { exact_bytes, verification, mib } = self.bracket(least_bytes, most_bytes)?;
+        let edge = self.edge(exact_bytes / MIB, mib.end, 1);
+        Some(match edge.verification {
+            Some(found) => (edge.exact_mib * MIB, found),
+            None => (exact_bytes, verification),
+        })
+    }
+
+    /// Finds a limit of at most `most_bytes` that explains every decision.
+    fn bracket(&self, least_bytes: u64, most_bytes: u64) -> Option<Bracket> {
+        // Mapped pages may exceed a limit by less than one page, so the limit may be below the reserved
+        // bytes.
         let slack_bytes = 64 * MIB;
-        let mut too_low = peak_reserved_bytes.saturating_sub(slack_bytes) / MIB;
-        let mut too_high = most_bytes.div_ceil(MIB);
-        let exact_mib = loop {
-            let middle = too_low + too_high.checked_sub(too_low)? / 2;
-            if middle == too_low {
-                return None;
-            }
-            match self.guess(middle * MIB) {
-                Guess::Exact => break middle,
-                Guess::Off(Misfit::TooLow) => too_low = middle,
-                Guess::Off(Misfit::TooHigh) => too_high = middle,
+        let mut mib = least_bytes.saturating_sub(slack_bytes) / MIB..most_bytes.div_ceil(MIB);
+        let mut next_bytes = least_bytes;
+        for at in 0.. {
+            match self.guess(next_bytes) {
+                Guess::Exact(found) => {
+                    return Some(Bracket { exact_bytes: next_bytes, verification: *found, mib });
+                }
+                Guess::Off(Misfit::TooLow) => mib.start = next_bytes / MIB,
+                Guess::Off(Misfit::TooHigh) => mib.end = next_bytes.div_ceil(MIB),
+                // The lower bound itself is only the first guess.
+                Guess::Unknown if at == 0 => {}
                 Guess::Unknown => return None,
             }
-        };
-        let is_exact = |limit_mib: &u64| matches!(self.guess(*limit_mib * MIB), Guess::Exact);
-        let edge_mib = match self.bound {
-            Bound::Device => last_that_holds(exact_mib, too_high, is_exact),
-            Bound::Fraction { .. } => last_that_holds(exact_mib, too_low, is_exact),
-        };
-        Some(edge_mib * MIB)
+            let middle = mib.start + mib.end.checked_sub(mib.start)? / 2;
+            if middle == mib.start {
+                return None;
+            }
+            next_bytes = middle * MIB;
+        }
+        None
+    }
+
+    /// Bisects between a limit that explains every decision and one that may not, in MiB, until they differ by
+    /// at most `apart_mib`.
+    fn edge(&self, exact_mib: u64, off_mib: u64, apart_mib: u64) -> Edge {
+        let mut edge = Edge { exact_mib, off_mib, verification: None };
+        while edge.exact_mib.abs_diff(edge.off_mib) > apart_mib {
+            let middle = edge.exact_mib.midpoint(edge.off_mib);
+            match self.guess(middle * MIB) {
+                Guess::Exact(found) => {
+                    (edge.exact_mib, edge.verification) = (middle, Some(*found));
+                }
+                Guess::Off(_) | Guess::Unknown => edge.off_mib = middle,
+            }
+        }
+        edge
+    }
+
+    /// Returns the end of the limits that explain every decision, at most `highest_bytes`. `exact_bytes`
+    /// explains every decision; `off_mib` may not.
+    fn below(&self, exact_bytes: u64, highest_bytes: u64, off_mib: u64) -> u64 {
+        let last_bytes = highest_bytes.saturating_sub(1);
+        let is_open = off_mib >= highest_bytes.div_ceil(MIB);
+        let is_exact = || matches!(self.guess(last_bytes), Guess::Exact(_));
+        if last_bytes <= exact_bytes || (is_open && is_exact()) {
+            return highest_bytes;
+        }
+        let (exact_mib, off_mib) = (exact_bytes / MIB, off_mib.min(highest_bytes.div_ceil(MIB)));
+        let edge = self.edge(exact_mib, off_mib, exact_mib / PRECISION + 1);
+        highest_bytes.min(edge.off_mib * MIB)
     }
 }
 
-/// Bisects between `holds` and `fails`. Returns the number nearest to `fails` for which the condition
-/// was found to hold.
-fn last_that_holds(mut holds: u64, mut fails: u64, condition: impl Fn(&u64) -> bool) -> u64 {
-    while holds.abs_diff(fails) > 1 {
-        let middle = holds.midpoint(fails);
-        match condition(&middle) {
-            true => holds = middle,
-            false => fails = middle,
-        }
-    }
-    holds
+/// The result of a bisection: a limit that explains every decision, with its replay if there was one, and a
+/// limit close to it that does not.
+struct Edge {
+    exact_mib: u64,
+    off_mib: u64,
+    verification: Option<Verification>,
 }
+
+/// The high end of the interval is found to this part of the limit.
+const PRECISION: u64 = 1000;

@@ -5,11 +5,13 @@ use std::fmt;
 use serde::{Serialize, Serializer};
 
 use super::figures::{Figures, live_peak_bytes};
-use super::limit::{Failures, infer};
+use super::limit::{infer, infer_from_retries};
+use super::refusals::Refusals;
+use super::words::{counted_as, whole_or_near};
 use crate::replay::{self, MadeHere, NoHistory, Start, Trace, Verification, Workload};
 use stratalloc::config::Config;
 use stratalloc::history::SegmentLayout;
-use stratalloc::size::{FractionRounding, fraction_of_limit, human_bytes, limit_of_fraction};
+use stratalloc::size::{FractionRounding, fraction_of_limit, limit_of_fraction};
 use stratalloc_sim::SimOptions;
 
 /// The memory for replays, if the caller sets it.
@@ -44,6 +46,8 @@ pub struct Recording {
     /// The limit of the recorded program, if it was inferred from the events. It is not inferred if the
     /// caller sets a fraction.
     pub inferred_limit: Option<Limit>,
+    /// The first request that failed with enough free memory, if no limit explains that.
+    pub unexplained: Option<RefusedWithFree>,
     /// An exact replay of the recorded configuration, if there is one. Its `workload` was moved to this
     /// struct's.
     pub exact: Option<Verification>,
@@ -65,8 +69,11 @@ pub struct Recording {
 /// The most bytes that may be reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Limit {
-    /// In bytes.
+    /// In bytes. If only an interval is known, its low end: every request that fits under it also fitted when
+    /// the recording was made. Replays use this end.
     pub bytes: u64,
+    /// The high end of the interval, in bytes: the limit is below this. `None` if the limit is known exactly.
+    pub below_bytes: Option<u64>,
     /// The source of the limit.
     pub source: LimitSource,
 }
@@ -87,15 +94,46 @@ pub enum LimitSource {
         /// The number of requests that failed.
         ooms: u64,
     },
-    /// The smallest limit under which a replay makes every recorded decision or, if there is none, the peak
-    /// of reserved bytes.
-    Inferred {
-        /// The number of requests that failed. If 0, the limit follows from the recorded releases.
-        ooms: u64,
-        /// An upper bound of the limit, known from failed requests. Set only if it is well above the
-        /// inferred limit.
-        below_bytes: Option<u64>,
-    },
+    /// The recorded decisions prove the limit.
+    Inferred(Evidence),
+    /// Retries suggest the limit. The program may also have called `empty_cache` at these moments.
+    Probable(Evidence),
+    /// A request failed although the device had enough free memory, and nothing else shows a limit. Either a
+    /// memory fraction was set, or the driver refused for another reason.
+    Possible(RefusedWithFree),
+}
+
+/// The recorded decisions from which a limit was inferred.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Evidence {
+    /// The number of requests that failed.
+    pub ooms: u64,
+    /// The number of requests that allocated a segment only after they had released memory.
+    pub retries: u64,
+    /// Whether the decisions of the garbage collector depend on the limit.
+    pub collector: bool,
+}
+
+/// A request that failed although the device had enough free memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusedWithFree {
+    /// The requested bytes.
+    pub requested_bytes: u64,
+    /// The free bytes that the device reported.
+    pub free_bytes: u64,
+}
+
+impl LimitSource {
+    /// Returns how certain the limit is, for JSON.
+    pub(crate) fn certainty(&self) -> &'static str {
+        match self {
+            Self::Fraction | Self::TotalMemory => "set",
+            Self::Recorded => "recorded",
+            Self::DeviceFull { .. } | Self::Inferred(_) => "inferred",
+            Self::Probable(_) => "probable",
+            Self::Possible(_) => "possible",
+        }
+    }
 }
 
 impl Serialize for LimitSource {
@@ -106,32 +144,52 @@ impl Serialize for LimitSource {
 
 impl fmt::Display for LimitSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let requests = |f: &mut fmt::Formatter<'_>, ooms: u64| match ooms {
-            1 => f.write_str("1 request that failed"),
-            ooms => write!(f, "{ooms} requests that failed"),
-        };
-        match *self {
+        match self {
             Self::Fraction => f.write_str("set as a fraction of the device"),
             Self::TotalMemory => f.write_str("set as the memory of the device"),
             Self::Recorded => f.write_str("as recorded"),
             Self::DeviceFull { ooms } => {
-                f.write_str("the device was full, from what was reserved and free at ")?;
-                requests(f, ooms)
+                let requests = counted_as(*ooms, FAILED[0], FAILED[1]);
+                write!(f, "the device was full, from what was reserved and free at {requests}")
             }
-            Self::Inferred { ooms: 0, .. } => {
-                f.write_str("inferred: under it a replay makes the recorded releases")
-            }
-            Self::Inferred { ooms, below_bytes } => {
-                f.write_str("inferred from ")?;
-                requests(f, ooms)?;
-                match below_bytes {
-                    Some(bytes) => {
-                        write!(f, "; it was at least that and below {}", human_bytes(bytes))
-                    }
-                    None => Ok(()),
-                }
-            }
+            Self::Inferred(evidence) => write!(f, "inferred from {evidence}"),
+            Self::Probable(evidence) => write!(f, "probable, from {evidence}"),
+            Self::Possible(refused) => write!(f, "{refused}: {EITHER}"),
         }
+    }
+}
+
+const FAILED: [&str; 2] = ["request that failed", "requests that failed"];
+
+/// The two possible causes of a request that failed with enough free memory.
+pub(super) const EITHER: &str = "either a memory fraction is set, or the driver refused for another reason; no \
+     allocator setting helps then";
+
+impl fmt::Display for Evidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ooms, retries, collector } = *self;
+        let mut parts = Vec::new();
+        if ooms > 0 {
+            parts.push(counted_as(ooms, FAILED[0], FAILED[1]));
+        }
+        if retries > 0 {
+            parts.push(counted_as(retries, "retry", "retries"));
+        }
+        if collector {
+            parts.push("the decisions of the garbage collector".to_owned());
+        }
+        match parts.split_last() {
+            None => f.write_str("the recorded releases"),
+            Some((last, [])) => f.write_str(last),
+            Some((last, others)) => write!(f, "{} and {last}", others.join(", ")),
+        }
+    }
+}
+
+impl fmt::Display for RefusedWithFree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [free, requested] = [self.free_bytes, self.requested_bytes].map(whole_or_near);
+        write!(f, "the device reported {free} MiB free when {requested} MiB were refused")
     }
 }
 
@@ -163,23 +221,23 @@ impl Recording {
         let own = config.as_ref().map(|config| trace.as_recorded(config.clone()));
         let mut limit = memory.limit(own.as_ref());
         if let Some(MadeHere { limit_bytes, .. }) = made_here {
-            limit = limit_bytes.map(|bytes| Limit { bytes, source: LimitSource::Recorded });
+            limit = limit_bytes.map(|bytes| Limit::exactly(bytes, LimitSource::Recorded));
         }
         let recorded_fraction = limit.filter(|limit| limit.source == LimitSource::Recorded);
         let recorded_fraction = recorded_fraction.map(|l| fraction_of_limit(l.bytes, total_bytes));
         let fraction = memory.fraction.or(recorded_fraction);
         let settings = own.as_ref().map(|own| own.settings().clone()).unwrap_or_default();
         let start = Start::of(&trace);
-        let mut failures = Failures::of(&trace, &settings, &figures);
+        let mut refusals = Refusals::of(&trace, &settings, &figures);
         // If other processes used the device too, it can be full below the recorded limit. Only then is
         // the full device what limited the program.
-        failures.device_bytes =
-            failures.device_bytes.filter(|bytes| is_set || limit.is_none_or(|l| *bytes < l.bytes));
+        refusals.device_bytes =
+            refusals.device_bytes.filter(|bytes| is_set || limit.is_none_or(|l| *bytes < l.bytes));
         let exactly = |total_bytes, fraction| {
             let found = replay::verify(&trace, own.as_ref()?, total_bytes, fraction);
             found.ok().filter(Verification::is_exact)
         };
-        let was_full = !is_set && failures.device_bytes.is_some();
+        let was_full = !is_set && refusals.device_bytes.is_some();
         // Without the entries of segments no limit follows, because reserved bytes are unknown.
         let is_replayed = no_history.is_none() && start.outside == 0;
         let mut exact =
@@ -189,7 +247,7 @@ impl Recording {
             // If the caller set the memory of a device, it may be less than the recorded program had. The
             // requests are then read from an exact replay without a limit, or under the inferred limit.
             let ample_bytes = total_bytes.max(SimOptions::default().total_bytes);
-            let found = || infer(&trace, own.as_ref()?, ample_bytes, &figures, &failures);
+            let found = || infer(&trace, own.as_ref()?, ample_bytes, &figures, &refusals);
             if is_set && let Some(found) = exactly(ample_bytes, None) {
                 workload = Some(found.workload);
             } else if let Some(found) = found() {
@@ -201,12 +259,21 @@ impl Recording {
                 }
             } else if memory.fraction.is_none() {
                 // No replay is exact, as with recordings that begin after the program's start.
-                inferred_limit = failures.limit(&figures);
+                inferred_limit = refusals.limit(&figures);
             }
-            if !is_set {
-                limit = inferred_limit.or(limit);
-            }
+        } else if is_replayed
+            && !is_set
+            && made_here.is_none()
+            && let Some(own) = &own
+            && let Some(found) = infer_from_retries(&trace, own, total_bytes, &refusals)
+        {
+            (exact, inferred_limit) = (Some(found.verification), Some(found.limit));
         }
+        if !is_set {
+            limit = inferred_limit.or(limit);
+        }
+        let is_refused = limit.is_none() && memory.fraction.is_none();
+        let unexplained = refusals.with_free.filter(|_| is_refused);
         if let Some(exact) = &exact {
             let counters = &exact.run.statistics;
             figures.retries = u64::try_from(counters.num_alloc_retries).ok();
@@ -230,6 +297,7 @@ impl Recording {
             figures,
             limit,
             inferred_limit,
+            unexplained,
             exact,
             start,
             start_layout,
@@ -245,20 +313,25 @@ impl Recording {
     /// Replays the recording as [`new`](Self::new) does.
     #[must_use]
     pub fn begun_at(events: usize, trace: Trace, config: Option<Config>, memory: Memory) -> Self {
-        let Self { mut trace, no_history, limit, inferred_limit, .. } =
+        let Self { mut trace, no_history, limit, inferred_limit, unexplained, .. } =
             Self::new(trace, config.clone(), memory);
         trace.events.drain(..events.min(trace.events.len()));
         let mut rest = Self::with_history(no_history, trace, config, memory);
         rest.layout_for_all = true;
         (rest.limit, rest.inferred_limit) = (limit, inferred_limit);
+        rest.unexplained = unexplained;
         rest
     }
 
     /// Returns true if the limit was derived from the recorded events.
     #[must_use]
     pub fn limit_is_inferred(&self) -> bool {
-        self.limit.is_some_and(|limit| {
-            matches!(limit.source, LimitSource::Inferred { .. } | LimitSource::DeviceFull { .. })
+        self.limit.is_some_and(|limit| match limit.source {
+            LimitSource::DeviceFull { .. }
+            | LimitSource::Inferred(_)
+            | LimitSource::Probable(_)
+            | LimitSource::Possible(_) => true,
+            LimitSource::Fraction | LimitSource::TotalMemory | LimitSource::Recorded => false,
         })
     }
 
@@ -272,7 +345,9 @@ impl Recording {
             LimitSource::DeviceFull { .. } if limit.bytes >= total_bytes => None,
             LimitSource::DeviceFull { .. }
             | LimitSource::Recorded
-            | LimitSource::Inferred { .. } => Some(fraction_of_limit(limit.bytes, total_bytes)),
+            | LimitSource::Inferred(_)
+            | LimitSource::Probable(_)
+            | LimitSource::Possible(_) => Some(fraction_of_limit(limit.bytes, total_bytes)),
         }
     }
 
@@ -292,9 +367,27 @@ impl Recording {
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         match self.limit {
-            Some(Limit { bytes, source: LimitSource::DeviceFull { .. } }) => bytes,
+            Some(Limit { bytes, source: LimitSource::DeviceFull { .. }, .. }) => bytes,
             _ => total_bytes(&self.memory),
         }
+    }
+}
+
+impl Limit {
+    /// Returns a limit that is known exactly.
+    pub(crate) fn exactly(bytes: u64, source: LimitSource) -> Self {
+        Self { bytes, below_bytes: None, source }
+    }
+
+    /// Returns the largest whole number of bytes that the limit may have.
+    pub(super) fn highest_bytes(&self) -> u64 {
+        self.below_bytes.map_or(self.bytes, |below| self.bytes.max(below.saturating_sub(1)))
+    }
+
+    /// Returns the limit, unless it is only [possible](LimitSource::Possible).
+    pub(crate) fn known(self) -> Option<Self> {
+        let is_known = !matches!(self.source, LimitSource::Possible(_));
+        is_known.then_some(self)
     }
 }
 
@@ -310,9 +403,9 @@ impl Memory {
         });
         let bytes = |part| limit_of_fraction(part, total_bytes(self), rounding);
         let part = self.fraction.and_then(bytes);
-        let by_fraction = part.map(|bytes| Limit { bytes, source: LimitSource::Fraction });
+        let by_fraction = part.map(|bytes| Limit::exactly(bytes, LimitSource::Fraction));
         let by_total =
-            self.total_bytes.map(|bytes| Limit { bytes, source: LimitSource::TotalMemory });
+            self.total_bytes.map(|bytes| Limit::exactly(bytes, LimitSource::TotalMemory));
         by_fraction.or(by_total)
     }
 }

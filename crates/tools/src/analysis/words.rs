@@ -6,7 +6,7 @@ use super::advice::{Advice, Tried};
 use super::causes::{Causes, HeapCauses, Moment, Picture};
 use super::needs::Need;
 use super::paste::Paste;
-use super::recording::Recording;
+use super::recording::{Limit, LimitSource, Recording};
 use super::streams::Streams;
 use super::torch::ForTorch;
 use crate::replay::HostMemory;
@@ -38,6 +38,11 @@ pub(crate) fn near(bytes: u64) -> String {
         tenths if bytes < 100 * MIB => format!("{}.{}", tenths / 10, tenths % 10),
         _ => grouped(bytes.saturating_add(MIB / 2) / MIB),
     }
+}
+
+/// Formats bytes as a whole number of MiB if they are one, and else as [`near`].
+pub(super) fn whole_or_near(bytes: u64) -> String {
+    if bytes.is_multiple_of(MIB) { grouped(bytes / MIB) } else { near(bytes) }
 }
 
 /// Formats bytes in whole MiB, rounded up so that a device of this size suffices.
@@ -183,13 +188,56 @@ pub(crate) fn heap_name(heap: &HeapCauses) -> String {
     }
 }
 
-impl Recording {
-    /// Returns a sentence with the limit on reserved bytes and its source.
-    pub(crate) fn limit_sentence(&self) -> Option<String> {
-        let limit = self.limit?;
+impl Limit {
+    /// Formats the limit in whole MiB: "3,000 MiB", or "3,248 to 3,288 MiB" if only an interval is known.
+    pub(crate) fn in_mib(&self) -> String {
+        match self.below_bytes {
+            Some(below) if below > self.bytes => {
+                format!("{} to {} MiB", mib(self.bytes), mib(below))
+            }
+            _ => format!("{} MiB", mib(self.bytes)),
+        }
+    }
+
+    /// Formats the limit in tenths of a MiB: "3000.0 MiB", or "between 3248.0 and 3288.0 MiB".
+    pub(crate) fn in_tenths(&self) -> String {
         #[expect(clippy::cast_precision_loss, reason = "a printed number")]
-        let mib = limit.bytes as f64 / MIB as f64;
-        Some(format!("The limit is {mib:.1} MiB: {}.", limit.source))
+        let mib = |bytes: u64| bytes as f64 / MIB as f64;
+        match self.below_bytes {
+            Some(below) => format!("between {:.1} and {:.1} MiB", mib(self.bytes), mib(below)),
+            None => format!("{:.1} MiB", mib(self.bytes)),
+        }
+    }
+
+    /// Returns a sentence with the limit and its source.
+    pub(crate) fn sentence(&self) -> String {
+        let (range, source) = (self.in_tenths(), self.source);
+        match source {
+            LimitSource::Probable(evidence) => format!(
+                "The limit is probably {range}, inferred from {evidence}, unless the program itself called \
+                 empty_cache at these moments."
+            ),
+            LimitSource::Possible(refused) => format!(
+                "The recording does not decide on a limit: {refused}. If a memory fraction is set, it is {range}."
+            ),
+            _ => format!("The limit is {range}: {source}."),
+        }
+    }
+}
+
+impl Recording {
+    /// Returns a sentence with the limit on reserved bytes and its source. If requests failed for which there
+    /// is no limit, says so.
+    pub(crate) fn limit_sentence(&self) -> Option<String> {
+        let unexplained = || {
+            self.unexplained.map(|refused| {
+                format!(
+                    "No memory fraction explains that {refused}, because more had been reserved at another moment: \
+                     the driver refused for another reason, and no allocator setting helps."
+                )
+            })
+        };
+        self.limit.map(|limit| limit.sentence()).or_else(unexplained)
     }
 }
 
@@ -261,7 +309,7 @@ impl Advice {
              and its limit are not known";
         let all = [
             (recording.requests_outside > 0, segments),
-            (recording.limit.is_none(), limit),
+            (recording.limit.and_then(Limit::known).is_none(), limit),
             (self.torch == ForTorch::Unknown, torch),
             (recording.start.is_some(), start),
         ];

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde_json::{Value, json};
 
 use crate::analysis::{
-    Advice, Diff, Recording, Tried, counted_as, difference, failed_requests, near,
+    Advice, Diff, Limit, Recording, Tried, counted_as, difference, failed_requests, near,
 };
 use stratalloc::size::human_bytes;
 
@@ -256,9 +256,10 @@ impl Assertion {
             0 => "no request".to_owned(),
             count => counted_as(count, "request", "requests"),
         };
-        let limit = recording.limit.map(|l| format!(", under the limit of {} MiB", near(l.bytes)));
+        let limit = recording.limit.and_then(Limit::known);
+        let limit = limit.map(|l| format!(", under the limit of {} MiB", near(l.bytes)));
         let limit = limit.unwrap_or_default();
-        let sentence = match recording.memory.limit().is_some() {
+        let sentence = match recording.memory.limit(recording.config.as_ref()).is_some() {
             true => format!("{requests} would fail{limit} that is set."),
             false => format!("{requests} failed when it was recorded{limit}."),
         };

@@ -302,8 +302,10 @@ impl<'a> Source<'a> {
 pub(crate) fn limit_json(recording: &Recording) -> Value {
     json!({
         "limit_bytes": recording.limit.map(|limit| limit.bytes),
+        "limit_below_bytes": recording.limit.and_then(|limit| limit.below_bytes),
         "limit_from": recording.limit.map(|limit| limit.source.to_string()),
         "limit_inferred": recording.limit_is_inferred(),
+        "limit_certainty": recording.limit.map(|limit| limit.source.certainty()),
         "unknown_entries": recording.trace.unknown.entries,
     })
 }

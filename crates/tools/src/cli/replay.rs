@@ -408,14 +408,14 @@ impl Done<'_> {
 
 /// Prints the limit that the replay used, if the user set none.
 fn write_limit(recording: &Recording) -> std::io::Result<()> {
-    match recording.limit.filter(|_| recording.limit_is_inferred()) {
-        Some(limit) => writeln!(
-            out(),
-            "  limit: {} MiB, {}; --memory-fraction 1 turns it off",
-            mib(limit.bytes as f64),
-            limit.source
-        ),
-        None => Ok(()),
+    const OFF: &str = "--memory-fraction 1 turns it off";
+    let Some(limit) = recording.limit.filter(|_| recording.limit_is_inferred()) else {
+        return Ok(());
+    };
+    let (bounds, source) = (limit.in_tenths(), limit.source);
+    match limit.known() {
+        Some(_) => writeln!(out(), "  limit: {bounds}, {source}; {OFF}"),
+        None => writeln!(out(), "  {source}; replayed with a memory fraction {bounds}; {OFF}"),
     }
 }
 

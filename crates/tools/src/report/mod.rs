@@ -119,10 +119,11 @@ impl Report {
             };
             let lives = lives_of(&trace, config.as_ref(), &options.memory);
             notes.extend(began_late(&lives));
-            let (notes, trace, lives, advice) = (&notes, &trace, &lives, &unsearched(&lives));
+            let limit = limit_of(&trace, config.as_ref(), &options.memory);
+            let advice = &unsearched(&lives, limit);
+            let (notes, trace, lives) = (&notes, &trace, &lives);
             let needs = &NeedsData { missing: Some(UNSEARCHED.to_owned()), ..NeedsData::default() };
-            let limit = limit_of(trace, config.as_ref(), &options.memory);
-            let no_history = None;
+            let (limit, no_history) = (limit.and_then(Limit::known), None);
             let parts = Parts { name, notes, trace, lives, no_history, limit, advice, needs };
             self.keep(sheet::sheet(&parts, most));
             return Ok(());
@@ -145,7 +146,8 @@ impl Report {
         as_recorded(&mut why, &recording, &lives);
         let rows = settings::settings(&recording, &lives, &advice, &options.settings)?;
         let needs = &NeedsData { missing: None, points: settings::points(&lives), rows };
-        let (notes, lives, limit) = (&notes, &lives, recording.limit);
+        let (notes, lives) = (&notes, &lives);
+        let limit = recording.limit.and_then(Limit::known);
         let advice = &AdviceData::of(&recording, &advice, &why);
         let no_history = None;
         let parts = Parts { name, notes, trace, lives, no_history, limit, advice, needs };
@@ -174,7 +176,8 @@ impl Report {
         };
         let missing = Some(format!("No needs: {}", no_history.sentence()));
         let needs = &NeedsData { missing, ..NeedsData::default() };
-        let (limit, notes, trace) = (memory.limit(config.as_ref()), &notes, &trace);
+        let limit = memory.limit(config.as_ref()).and_then(Limit::known);
+        let (notes, trace) = (&notes, &trace);
         let no_history = Some(no_history);
         self.keep(sheet::sheet(
             &Parts { name, notes, trace, lives, no_history, limit, advice, needs },
@@ -234,7 +237,7 @@ fn limit_of(trace: &Trace, config: Option<&Config>, memory: &Memory) -> Option<L
 }
 
 /// Returns the figures of the recorded events, for a recording whose settings are not searched.
-fn unsearched(lives: &Lives) -> AdviceData {
+fn unsearched(lives: &Lives, limit: Option<Limit>) -> AdviceData {
     let main = match lives.failures.first() {
         Some(failure) => {
             let mut picture = recorded(lives, Moment::FirstFailure, failure.moment);
@@ -253,6 +256,7 @@ fn unsearched(lives: &Lives) -> AdviceData {
     let pictures = pictures.map(|picture| PictureData::of(&picture, &Streams::default()));
     AdviceData {
         sentence: UNSEARCHED.to_owned(),
+        limit: limit.map(|limit| limit.sentence()),
         pictures: pictures.collect(),
         ..AdviceData::default()
     }

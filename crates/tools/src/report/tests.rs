@@ -280,7 +280,7 @@ fn numbers_that_contradict_each_other_make_a_page_all_the_same() {
         trace.events.push(TraceEvent { time_us, ..TraceEvent::new(action, address, size, stream) });
     }
     let lives = lives(&trace);
-    assert!(unsearched(&lives).pictures.len() == 2);
+    assert!(unsearched(&lives, None).pictures.len() == 2);
     for most in [2_000_000, 80_000] {
         let (text, _) = sheet_of(&trace, most).unwrap();
         assert!(text.len() <= most);

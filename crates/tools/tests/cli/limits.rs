@@ -66,14 +66,172 @@ fn a_full_device_limits_to_what_was_reserved_and_free() {
     assert!(stdout.contains("The limit is 1000.0 MiB: the device was full, "), "{stdout}");
 }
 
+const EITHER: &str = "either a memory fraction is set, or the driver refused for another reason; no allocator \
+                      setting helps then";
+
+fn case(name: &str) -> String {
+    format!("{}/tests/cases/{name}.pickle.xz", shared_library::root().display())
+}
+
+/// Returns the page of a report.
+fn page_of(file: &str, folder: &Folder) -> String {
+    let page = folder.path("page.html");
+    ok(&["report", "--quick", file, "-o", &page]);
+    std::fs::read_to_string(&page).expect("the page was written")
+}
+
 #[test]
-fn a_request_that_fails_with_enough_free_memory_shows_a_fraction() {
-    let folder = Folder::new("fraction");
-    let file = folder.file("fraction.json", &one_block(70_000 * MIB));
+fn a_request_that_fails_with_enough_free_memory_decides_on_no_limit() {
+    let folder = Folder::new("undecided");
+    let made = folder.file("made.json", &one_block(70_000 * MIB));
+    for (file, low_mib, high_mib, refused) in [
+        (case("oom_with_free_memory"), 824, 844, "2,406 MiB free when 20 MiB were refused"),
+        (made, 100, 600, "70,000 MiB free when 500 MiB were refused"),
+    ] {
+        let json = printed(&["advise", "--quick", &file]);
+        let bounds = (&json["limit_bytes"], &json["limit_below_bytes"]);
+        assert_eq!(bounds, (&(low_mib * MIB).into(), &(high_mib * MIB).into()));
+        assert_eq!(json["limit_certainty"], "possible");
+        let reported = format!("the device reported {refused}");
+        for command in ["advise --quick", "replay", "compare --conf backend:native --json"] {
+            let args: Vec<&str> = command.split(' ').chain([file.as_str()]).collect();
+            let printed = ok(&args).stdout;
+            assert!(printed.contains(&reported) && printed.contains(EITHER), "{printed}");
+            for wrong in ["exceed the limit", "the limit is ", "The limit is ", "Largest holder"] {
+                assert!(!printed.contains(wrong), "{command} has {wrong:?}: {printed}");
+            }
+        }
+        let page = page_of(&file, &folder);
+        assert!(page.contains(&reported) && page.contains(EITHER));
+        assert!(page.contains(r#""limit":null"#) && !page.contains("exceed the limit"));
+    }
+}
+
+#[test]
+fn a_request_that_needed_less_than_was_reserved_later_was_refused_by_the_driver() {
+    let folder = Folder::new("contradiction");
+    let mut made = Made::default();
+    made.segment(0x7f00_0000_0000, 100 * MIB);
+    made.alloc(0x7f00_0000_0000, 100 * MIB);
+    made.out_of_memory(20 * MIB, 2000 * MIB);
+    made.segment(0x7f10_0000_0000, 300 * MIB);
+    made.alloc(0x7f10_0000_0000, 300 * MIB);
+    let file = folder.file("refused.json", &made.json());
     let json = printed(&["advise", "--quick", &file]);
-    assert_eq!(json["limit_bytes"], 100 * MIB);
-    let from = "inferred from 1 request that failed; it was at least that and below 600.00 MiB";
-    assert_eq!(json["limit_from"], from);
+    assert_eq!((&json["limit_bytes"], &json["limit_from"]), (&Value::Null, &Value::Null));
+    let stdout = run(&["advise", "--quick", &file]).stdout;
+    let why = "No memory fraction explains that the device reported 2,000 MiB free when 20 MiB were refused";
+    assert!(stdout.contains(why), "{stdout}");
+}
+
+/// Returns a recording of a program under a limit of 1100 MiB: a live block of 1000 MiB, and requests that
+/// each replace a segment of another size, as many as `more_mib` has entries. `finish` adds to it.
+fn replaced(more_mib: &[u64], lines: bool, finish: impl Fn(&mut Made)) -> String {
+    let mut made = Made::default();
+    made.segment(0x7f00_0000_0000, 1000 * MIB);
+    made.alloc(0x7f00_0000_0000, 1000 * MIB);
+    let mut before = (0x7f10_0000_0000, 60);
+    made.segment(before.0, 60 * MIB);
+    made.alloc(before.0, 60 * MIB);
+    for (line, mib) in (1..).zip(more_mib) {
+        let mark = |made: &mut Made| {
+            if lines {
+                made.at_line(line)
+            }
+        };
+        let next = before.0 + 0x10_0000_0000;
+        made.free(before.0, before.1 * MIB);
+        made.release(before.0);
+        mark(&mut made);
+        made.segment(next, mib * MIB);
+        mark(&mut made);
+        made.alloc(next, mib * MIB);
+        mark(&mut made);
+        before = (next, *mib);
+    }
+    finish(&mut made);
+    made.json()
+}
+
+#[test]
+fn retries_without_a_failure_show_a_probable_limit() {
+    let folder = Folder::new("retries");
+    let found = |content: &str| {
+        let file = folder.file("retried.json", content);
+        let json = printed(&["replay", &file]);
+        assert_eq!(json["first_mismatch"], Value::Null, "{json}");
+        let mib = |field: &str| json[field].as_u64().map(|bytes| bytes / MIB);
+        let (calls, retries) = (&json["empty_caches_inferred"], &json["retries"]);
+        let counts = (calls.as_u64().unwrap(), retries.as_u64().unwrap());
+        let certainty = json["limit_certainty"].as_str().map(str::to_owned);
+        (mib("limit_bytes"), mib("limit_below_bytes"), counts, certainty)
+    };
+    let nothing = |_: &mut Made| {};
+    let probable = Some("probable".to_owned());
+    let twice = found(&replaced(&[80, 90], false, nothing));
+    assert_eq!(twice, (Some(1090), Some(1140), (0, 2), probable.clone()));
+    // One may be a call of `empty_cache`, unless the stacks prove that the request released the memory.
+    assert_eq!(found(&replaced(&[80], false, nothing)), (None, None, (1, 0), None));
+    let proved = found(&replaced(&[80], true, nothing));
+    assert_eq!(proved, (Some(1080), Some(1140), (0, 1), probable));
+    // Requests that the released memory could have served were not refused.
+    let served = found(&replaced(&[60, 60], false, nothing));
+    assert_eq!(served, (None, None, (2, 0), None));
+    // A failure later decides, although the device had enough free memory.
+    let failed = found(&replaced(&[80, 90], false, |made| {
+        made.out_of_memory(120 * MIB, 9000 * MIB);
+    }));
+    assert_eq!((failed.0, failed.3.as_deref()), (Some(1090), Some("inferred")));
+    let file = folder.file("advised.json", &replaced(&[80, 90], false, nothing));
+    let stdout = run(&["advise", "--quick", &file]).stdout;
+    let sentence = "The limit is probably between 1090.0 and 1140.0 MiB, inferred from 2 retries, unless the \
+                    program itself called empty_cache at these moments.";
+    assert!(stdout.contains(sentence), "{stdout}");
+    let stdout = run(&["replay", &file]).stdout;
+    let line = "limit: between 1090.0 and 1140.0 MiB, probable, from 2 retries";
+    assert!(stdout.contains(line), "{stdout}");
+    let page = page_of(&file, &folder);
+    assert!(page.contains(&format!(r#""below_bytes":{}"#, 1140 * MIB)) && page.contains(sentence));
+    // A limit that the user sets is the only one.
+    let set = printed(&["replay", &file, "--total-memory", "8GiB"]);
+    assert_eq!((&set["retries"], &set["limit_below_bytes"]), (&0.into(), &Value::Null));
+}
+
+#[test]
+fn a_request_larger_than_the_limit_is_named_first() {
+    let folder = Folder::new("larger");
+    let sentence = |args: &[&str]| -> String {
+        let json = printed(&[&["advise", "--quick"], args].concat());
+        json["sentence"].as_str().unwrap().to_owned()
+    };
+    let start = "No setting can help: ";
+    let large = case("request_larger_than_limit");
+    let alone = format!(
+        "{start}the failed request alone (51,200 MiB, attention.py:201 forward < run.py:20 main) is larger than \
+         the limit (24,576 MiB)."
+    );
+    assert_eq!(sentence(&[&large]), alone);
+    assert!(
+        page_of(&large, &folder).contains("the failed request alone (51,200 MiB, attention.py:201")
+    );
+    let file = folder.file("one.json", &one_block(300 * MIB));
+    let alone =
+        format!("{start}the failed request alone (500 MiB) is larger than the limit (400 MiB).");
+    assert_eq!(sentence(&[&file]), alone);
+    // A limit that the user sets, and a request that did not fail when it was recorded.
+    let mut made = Made::default();
+    made.segment(0x7f00_0000_0000, 100 * MIB);
+    made.alloc(0x7f00_0000_0000, 100 * MIB);
+    let fits = folder.file("fits.json", &made.json());
+    let alone = format!("{start}one request alone (100 MiB) is larger than the limit (60 MiB).");
+    assert_eq!(sentence(&[&fits, "--total-memory", "60MiB"]), alone);
+    // The request fits alone, but takes more than any other code.
+    let file = folder.file("one.json", &one_block(450 * MIB));
+    let both = format!(
+        "{start}the live bytes alone (600 MiB, with the request that failed) exceed the limit (550 MiB) by 50 MiB. \
+         The failed request takes the most: 500 MiB. Largest holder: 100 MiB in 1 block of 104,857,600 bytes."
+    );
+    assert_eq!(sentence(&[&file]), both);
 }
 
 #[test]

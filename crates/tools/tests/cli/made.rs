@@ -66,6 +66,13 @@ impl Made {
         entry.insert_str(entry.len() - 1, more);
     }
 
+    /// Gives the last entry a stack of one frame, with this line.
+    pub(super) fn at_line(&mut self, line: u32) {
+        let entry = self.entries.last_mut().expect("there is an entry");
+        let frames = format!(r#","frames":[{{"filename":"job.py","line":{line},"name":"step"}}]"#);
+        entry.insert_str(entry.len() - 1, &frames);
+    }
+
     /// Removes all entries so far, so that they happened before the recording began.
     pub(super) fn forget_entries(&mut self) {
         self.entries.clear();

@@ -131,7 +131,8 @@ fn verify_prints_every_field_and_succeeds() {
                   peak_reserved_bytes device_allocs device_frees retries ooms \
                   empty_caches_inferred device_ms ns_per_op wall_s address_mismatches \
                   segment_mismatches layout_mismatches first_mismatch probably_lacks recorded_ooms \
-                  first_out_of_memory limit_bytes limit_from limit_inferred unknown_entries \
+                  first_out_of_memory limit_bytes limit_below_bytes limit_from limit_inferred \
+                  limit_certainty unknown_entries \
                   reserved_unlimited_bytes needs_bytes needs_with_luck_bytes";
     let names: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(names, fields.split_whitespace().collect::<Vec<_>>());

@@ -101,6 +101,10 @@ fn limits_are_found_in_recordings() {
         assert!(recording.limit_is_inferred(), "{name}: {limit:?}");
         let off = (limit.bytes as f64 / (fraction * h200) - 1.0).abs();
         assert!(off < 0.02, "{name}: {limit:?}");
+        // Both ends are found to a thousandth.
+        let below = limit.below_bytes.unwrap() as f64;
+        let is_within = limit.bytes as f64 <= fraction * h200 * 1.001 && below > fraction * h200;
+        assert!(is_within, "{name}: {limit:?}");
         assert_eq!(recording.figures.retries.is_some(), recording.exact.is_some());
     }
     assert_eq!(recording(read("serve.default")).limit, None);

@@ -35,6 +35,11 @@ function copied(line, after) {
   return element("span", {}, code, " ", button, after);
 }
 
+/// Returns the limit, or both ends of the interval that contains it.
+function limitText(limit) {
+  return limit.below_bytes == null ? bytes(limit.bytes) : `${bytes(limit.bytes)} to ${bytes(limit.below_bytes)}`;
+}
+
 function showFacts(recording) {
   const fact = (name, text, bad) => element("span", { class: bad ? "bad" : null }, `${name} `, element("b", {}, text));
   const failures = recording.failures.total;
@@ -43,7 +48,7 @@ function showFacts(recording) {
     ...(recording.no_history ? [fact("entries", grouped(recording.no_history.entries))] : [fact("events", grouped(recording.events)),
       ...(recording.has_times ? [fact("time", duration(recording.duration_us))] : []),
       fact("most reserved", bytes(recording.peak_reserved.bytes)), fact("most live", bytes(recording.peak_live.bytes))]),
-    ...(recording.limit ? [fact("limit", bytes(recording.limit.bytes))] : []),
+    ...(recording.limit ? [fact("limit", limitText(recording.limit))] : []),
     ...(recording.no_history ? [] : [fact("requests that failed", grouped(failures), failures > 0)]));
 }
 

@@ -185,7 +185,7 @@ function drawMarks(pen, width, height, yOf) {
     pen.beginPath(); pen.moveTo(left, y); pen.lineTo(width - right, y); pen.stroke();
     pen.setLineDash([]);
     pen.textAlign = "left";
-    pen.fillText(`limit ${bytes(limit.bytes)}`, left + 4, y - 4);
+    pen.fillText(`limit ${limitText(limit)}`, left + 4, y - 4);
   }
   pen.textAlign = "center";
   pen.strokeStyle = pen.fillStyle = colour("limit");
