@@ -22,8 +22,8 @@ pub struct Peer {
 /// Any error of the system, such as for a socket that is not connected.
 pub fn peer_of(socket: impl AsFd) -> io::Result<Peer> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let bytes = size_of::<libc::ucred>();
-    let mut size = libc::socklen_t::try_from(bytes).expect("a small structure");
+    #[expect(clippy::cast_possible_truncation, reason = "a structure of 12 bytes")]
+    let mut size = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the system writes at most `size` bytes, which is the size of `found`, and any bytes are a valid
     // `ucred`. The descriptor is borrowed, so it stays open.
     let done = unsafe {
