@@ -571,10 +571,13 @@ stratalloc_status stratalloc_record_stream(uint64_t handle, void *pointer, void 
 // graph is captured.
 stratalloc_status stratalloc_empty_cache(uint64_t handle);
 
-// Limits the allocator to a fraction of the device's memory, from 0 to 1. 1 removes the limit. The
-// limit applies to reserved bytes. With `backend:cudaMallocAsync` it applies to live bytes, as in
-// PyTorch, and the driver's pool may reserve more. Setting a limit releases no memory.
-stratalloc_status stratalloc_set_memory_fraction(uint64_t handle, double fraction);
+// Limits the allocator to a fraction of the device's memory, from 0 to 1. 1 removes the limit. With
+// `backend:cpu` and `backend:pinned` it is a fraction of the memory of this machine or its container. The
+// limit is rounded to the nearest byte and applies to reserved bytes. With `backend:cudaMallocAsync` it
+// applies to live bytes, as in PyTorch, and the driver's pool may reserve more. Setting a limit releases no
+// memory.
+stratalloc_status stratalloc_set_memory_fraction(uint64_t handle,
+                                                 double fraction);
 
 // Applies a configuration string on top of the current settings. Blocks stay valid. If the string
 // changes a key that is read only when an allocator is built (such as the backend or the layers), the
@@ -623,9 +626,10 @@ stratalloc_status stratalloc_reset_peaks(uint64_t handle);
 // Sets all accumulated counters (allocated, freed, numbers of events) to zero.
 stratalloc_status stratalloc_reset_accumulated(uint64_t handle);
 
-// Stores the fraction of the device's memory that the allocator may reserve. Stores 1 if there is no
-// limit. A limit is a whole number of bytes, so the last digits may differ from the fraction that was
-// set.
+// Stores the fraction of the memory that the allocator may reserve. Stores 1 if there is no limit. The
+// memory is the device's or, for `backend:cpu` and `backend:pinned`, that of this machine or its container.
+// A limit is a whole number of bytes, so the last digits may differ from the fraction that was set. Setting
+// the stored fraction does not change the limit.
 //
 // # Safety
 //

@@ -5,7 +5,8 @@ use std::ffi::c_void;
 
 use crate::{
     Pool, Status, stratalloc_block_count, stratalloc_destroy, stratalloc_device_count,
-    stratalloc_fragmentation, stratalloc_free, stratalloc_pool_create, stratalloc_record_free,
+    stratalloc_fragmentation, stratalloc_free, stratalloc_memory_fraction, stratalloc_pool_create,
+    stratalloc_record_free, stratalloc_set_memory_fraction, stratalloc_switch,
 };
 
 use super::{allocate, create, last_error};
@@ -49,6 +50,38 @@ fn live_blocks_are_counted_and_free_ranges_compared() {
         let compared = unsafe { stratalloc_fragmentation(handle, &raw mut part) };
         assert_eq!((counted, compared), (Status::UnknownHandle, Status::UnknownHandle));
         assert_eq!((count, part), (5, 5.0), "a call that fails stores nothing");
+    }
+}
+
+fn memory_fraction(handle: u64) -> f64 {
+    let mut fraction = 77.0;
+    // SAFETY: the pointer is to a local variable.
+    assert_eq!(unsafe { stratalloc_memory_fraction(handle, &raw mut fraction) }, Status::Ok);
+    fraction
+}
+
+#[test]
+fn the_memory_fraction_that_is_set_is_read_back_with_every_backend() {
+    let confs = ["backend:native", "backend:cudaMallocAsync", "backend:cpu", "backend:pinned"];
+    for device in ["sim", "host"] {
+        for conf in confs {
+            let handle = create(conf, device).unwrap();
+            for conf in confs {
+                let conf = std::ffi::CString::new(conf).unwrap();
+                // SAFETY: the string is terminated.
+                assert_eq!(unsafe { stratalloc_switch(handle, conf.as_ptr()) }, Status::Ok);
+                for fraction in [0.01, 0.25, 0.5, 0.9] {
+                    assert_eq!(stratalloc_set_memory_fraction(handle, fraction), Status::Ok);
+                    let found = memory_fraction(handle);
+                    assert!((found - fraction).abs() < 1e-8, "{conf:?} on {device}: {found}");
+                    assert_eq!(stratalloc_set_memory_fraction(handle, found), Status::Ok);
+                    assert_eq!(memory_fraction(handle).to_bits(), found.to_bits());
+                }
+            }
+            assert_eq!(stratalloc_set_memory_fraction(handle, 1.0), Status::Ok);
+            assert_eq!(memory_fraction(handle).to_bits(), 1f64.to_bits());
+            assert_eq!(stratalloc_destroy(handle), Status::Ok);
+        }
     }
 }
 
