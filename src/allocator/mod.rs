@@ -239,7 +239,8 @@ pub trait DeviceAllocator: fmt::Debug + Send + Sync {
     /// [`FreeError`], which returns the allocation. Nothing has changed then.
     fn free(&self, allocation: Allocation) -> Result<(), FreeError>;
 
-    /// Returns the name of this allocator, for messages.
+    /// Returns the name of this allocator, for messages. An allocator that is built by a registered name has
+    /// that name.
     fn name(&self) -> &str {
         "user"
     }

@@ -16,8 +16,8 @@
 //! | `guard` | adds guard bytes and fill patterns, on host memory | [`guard`] |
 //! | `front` | caches small blocks per thread | [`front`] |
 //!
-//! The keys `snapshot_on_oom` and `advise_on_oom` add [`on_oom`]. Allocators that do not record their
-//! blocks themselves get [`record`].
+//! The keys `snapshot_on_oom` and `advise_on_oom` add [`on_oom`]. Registered
+//! allocators get those of [`record`].
 //!
 //! A layer implements only the calls that it observes. Capabilities that a layer does not change are
 //! those of the allocator below. A free by address returns the freed size, so `limit` and `statistics`

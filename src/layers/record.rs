@@ -1,5 +1,5 @@
-//! Records the requests and frees of an allocator that does not record them itself. The registry adds
-//! this layer to such allocators.
+//! The layers of registered allocators. The registry gives each its registered name, and records the requests
+//! and frees of those that do not record them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,11 +21,38 @@ pub struct Record {
     /// The event of each recorded allocation whose free was not recorded. Only calls made while the history
     /// is on are recorded.
     live: Mutex<HashMap<u64, Event>>,
+    /// The name, if it is not that of the allocator below.
+    name: Option<Name>,
 }
+
+/// The name that an allocator is registered with.
+#[derive(Debug)]
+pub struct Name(String);
 
 /// Returns `inner`, recorded in `history`.
 pub fn record<A: DeviceAllocator>(inner: A, history: Arc<History>) -> Watched<A, Record> {
-    Watched::new(inner, Record { history, live: Mutex::default() })
+    Watched::new(inner, Record { history, live: Mutex::default(), name: None })
+}
+
+/// Returns `inner` with another name, recorded in `history`.
+pub fn record_as<A: DeviceAllocator>(
+    inner: A,
+    name: &str,
+    history: Arc<History>,
+) -> Watched<A, Record> {
+    let name = Some(Name(name.to_owned()));
+    Watched::new(inner, Record { history, live: Mutex::default(), name })
+}
+
+/// Returns `inner`, which records its history itself, with another name.
+pub fn named<A: DeviceAllocator>(inner: A, name: &str) -> Watched<A, Name> {
+    Watched::new(inner, Name(name.to_owned()))
+}
+
+impl Watch for Name {
+    fn name<'n>(&'n self, _: &'n str) -> &'n str {
+        &self.0
+    }
 }
 
 impl Record {
@@ -89,6 +116,10 @@ impl Watch for Record {
     #[inline]
     fn free<T, E>(&self, block: Freeing, free: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         if self.history.is_on() { self.freed(block.address, free) } else { free() }
+    }
+
+    fn name<'n>(&'n self, below: &'n str) -> &'n str {
+        self.name.as_ref().map_or(below, |name| name.name(below))
     }
 
     fn control<A: DeviceAllocator>(watched: &Watched<A, Self>) -> Control<'_> {

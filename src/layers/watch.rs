@@ -92,6 +92,11 @@ pub trait Watch: fmt::Debug + Send + Sync + Sized {
         Ok(restored)
     }
 
+    /// Returns the name for messages, given the name of the allocator below.
+    fn name<'n>(&'n self, below: &'n str) -> &'n str {
+        below
+    }
+
     /// Returns the counters, given the counters `below` of the allocator below.
     fn usage(&self, below: Usage) -> Usage {
         below
@@ -149,7 +154,7 @@ impl<A: DeviceAllocator, W: Watch> DeviceAllocator for Watched<A, W> {
     }
 
     fn name(&self) -> &str {
-        self.below.name()
+        self.watch.name(self.below.name())
     }
 
     #[inline]

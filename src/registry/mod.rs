@@ -23,7 +23,7 @@ use crate::error::DriverError;
 use crate::history::{History, RecordOptions};
 use crate::layers::front::front;
 use crate::layers::on_oom::{has_adviser, on_oom};
-use crate::layers::record::record;
+use crate::layers::record::{named, record_as};
 use crate::layers::{self, LayerError};
 use crate::size::MIN_BLOCK_BYTES;
 use crate::strategies::plugin::{Callbacks, LibraryError};
@@ -242,8 +242,8 @@ fn key_table_of(registered: &[Registered]) -> KeyTable {
     keys.fold(KeyTable::default(), |table, key| table.with(key.clone()))
 }
 
-/// Registers a user-defined allocator under a name for `backend:`. Use [`Registration`] for an
-/// allocator with keys of its own.
+/// Registers a user-defined allocator under a name for `backend:`. Allocators built by this name have it as
+/// their [`name`](DeviceAllocator::name). Use [`Registration`] for an allocator with keys of its own.
 ///
 /// # Errors
 ///
@@ -443,8 +443,13 @@ fn strategy(
     match make(driver, settings) {
         Ok(made) if made.control().recording.is_some() => Ok(made.into()),
         Ok(made) => {
-            let made: Box<dyn DeviceAllocator> = Box::new(record(made, history));
-            Ok(made.into())
+            let records = made.control().recording.is_some();
+            let own: Box<dyn DeviceAllocator> = match records {
+                true if made.name() == name => made,
+                true => Box::new(named(made, name)),
+                false => Box::new(record_as(made, name, history)),
+            };
+            Ok(own.into())
         }
         Err(source) => Err(match source.downcast::<DriverError>() {
             Ok(driver) => BuildError::Driver(*driver),

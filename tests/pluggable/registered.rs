@@ -175,3 +175,61 @@ fn a_constructor_reports_why_it_failed() {
     .unwrap();
     assert!(matches!(build("backend:far"), Err(BuildError::Driver(_))));
 }
+
+/// Passes everything on to an allocator that records its own history, and has a name of its own.
+#[derive(Debug)]
+struct Around {
+    inner: Strategy,
+    name: Option<&'static str>,
+}
+
+impl DeviceAllocator for Around {
+    fn allocate(&self, request: Request) -> Result<Allocation, AllocError> {
+        self.inner.allocate(request)
+    }
+
+    fn free(&self, allocation: Allocation) -> Result<(), FreeError> {
+        self.inner.free(allocation)
+    }
+
+    fn name(&self) -> &str {
+        self.name.unwrap_or("user")
+    }
+
+    fn control(&self) -> Control<'_> {
+        self.inner.control()
+    }
+}
+
+#[test]
+fn an_allocator_has_the_name_that_it_was_registered_with() {
+    let around = |name| {
+        move |driver, _: &Settings| -> Constructed {
+            let inner = registry::build(&config(""), driver, BuildOptions::default())?;
+            Ok(Box::new(Around { inner, name }))
+        }
+    };
+    registry::register("named_around", around(None)).unwrap();
+    registry::register("named_other", around(Some("inside"))).unwrap();
+    registry::register("named_same", around(Some("named_same"))).unwrap();
+    steps("named_steps").register().unwrap();
+    for name in ["named_around", "named_other", "named_same", "named_steps"] {
+        for layers in ["", ",layers:[statistics]", ",layers:[front]"] {
+            let text = format!("backend:{name}{layers}");
+            let device = sim();
+            let driver = || Arc::clone(&device) as Arc<dyn Driver>;
+            let built = registry::build(&config(&text), driver(), BuildOptions::default()).unwrap();
+            assert_eq!(built.name(), name, "{text}");
+            let block = built.take(4096);
+            built.give(block);
+            let handle = stratalloc::build("backend:native", driver()).unwrap();
+            assert_eq!(handle.name(), "native");
+            handle.switch(&text).unwrap();
+            assert_eq!(handle.name(), name, "{text}");
+            assert!(format!("{handle:?}").contains(name), "{handle:?}");
+        }
+    }
+    let bare = registry::build(&config("backend:named_steps"), sim(), BuildOptions::default());
+    let refused = bare.unwrap().caching_or_refuse().err().map(|error| error.to_string());
+    assert_eq!(refused.as_deref(), Some("backend:named_steps has no cache to control"));
+}
