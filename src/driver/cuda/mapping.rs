@@ -1,8 +1,11 @@
 //! Virtual memory of a CUDA device.
 //!
-//! Pieces are pinned device memory, with GPUDirect RDMA if the device supports it. A piece can be
-//! shared only in the ways it was created for: with other processes as a file descriptor, with other
-//! machines as a fabric handle (`fabric`).
+//! Pieces are pinned device memory, with GPUDirect RDMA if the device supports it. Under WSL2 devices report
+//! that they do, but `cuMemSetAccess` then fails for such a piece. So before the first piece is created, the
+//! driver maps one and caches whether that works. Source: pytorch/pytorch#192330.
+//!
+//! A piece can be shared only in the ways it was created for: with other processes as a file descriptor, with
+//! other machines as a fabric handle (`fabric`).
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -18,29 +21,75 @@ pub(super) const DESCRIPTOR: u32 = 1;
 const READ_AND_WRITE: u32 = 3;
 
 impl Cuda {
-    fn properties(&self, handles: u32) -> AllocationProperties {
+    fn properties(&self, handles: u32, direct: bool) -> AllocationProperties {
         AllocationProperties {
             kind: 1,
             handles,
             location: Location::device(self.device),
             windows: 0,
             compression: 0,
-            direct: u8::from(self.can.direct),
+            direct: u8::from(direct),
             usage: 0,
             reserved: [0; 4],
         }
     }
 
     pub(super) fn query_granularity(&self) -> DriverResult<u64> {
-        let bytes: usize = got(|bytes| self.api.granularity(bytes, &self.properties(0), 0))?;
+        let bytes: usize =
+            got(|bytes| self.api.granularity(bytes, &self.properties(0, self.can.direct), 0))?;
         Ok(bytes as u64)
     }
 
     /// Creates a piece that can be exported as the handle types in the bit set `handles`.
     pub(super) fn create_with(&self, size_bytes: u64, handles: u32) -> DriverResult<PhysicalId> {
         let _ready = self.enter_relaxed()?;
-        let (bytes, properties) = (size(size_bytes)?, self.properties(handles));
+        self.create_piece(size_bytes, self.properties(handles, self.uses_direct()))
+    }
+
+    fn create_piece(
+        &self,
+        size_bytes: u64,
+        properties: AllocationProperties,
+    ) -> DriverResult<PhysicalId> {
+        let bytes = size(size_bytes)?;
         got(|piece| self.api.piece_create(piece, bytes, &properties, 0)).map(PhysicalId)
+    }
+
+    /// Returns whether pieces are created for GPUDirect RDMA. The first call maps a piece. Only a clear
+    /// result is cached: after a failure that a piece without RDMA has too, such as lack of memory, the next
+    /// call tries again.
+    fn uses_direct(&self) -> bool {
+        if !self.can.direct {
+            return false;
+        }
+        let mut known = self.direct.lock();
+        if let Some(known) = *known {
+            return known;
+        }
+        match self.try_to_map(true) {
+            Ok(()) => *known = Some(true),
+            Err(error) if !error.is_out_of_memory() && self.try_to_map(false).is_ok() => {
+                let device = self.info.device;
+                log::warn!("device {device}: memory is mapped without GPUDirect RDMA: {error}");
+                *known = Some(false);
+            }
+            Err(_) => {}
+        }
+        known.unwrap_or(true)
+    }
+
+    /// Maps a piece of the smallest size and releases it again.
+    fn try_to_map(&self, direct: bool) -> DriverResult<()> {
+        let bytes = self.granularity_bytes;
+        let piece = self.create_piece(bytes, self.properties(0, direct))?;
+        let mapped = self.reserve(bytes).and_then(|address| {
+            let mapped = self.map(address, bytes, piece).and_then(|()| {
+                let allowed = self.set_access(address, bytes, self.info.device);
+                allowed.and(self.unmap(address, bytes))
+            });
+            mapped.and(self.unreserve(address, bytes))
+        });
+        mapped.and(self.release(piece))
     }
 
     fn check_descriptors(&self, call: &'static str) -> DriverResult<()> {
@@ -136,3 +185,6 @@ impl VirtualMemory for Cuda {
         got(|piece| self.api.piece_import(piece, number, DESCRIPTOR)).map(PhysicalId)
     }
 }
+
+#[cfg(test)]
+mod tests;

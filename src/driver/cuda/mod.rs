@@ -105,6 +105,8 @@ pub struct Cuda {
     /// Whether fabric handles are allowed. `None` until an attempt to create one has succeeded or was
     /// refused.
     fabric: Mutex<Option<bool>>,
+    /// Whether pieces are created for GPUDirect RDMA (see `mapping`). `None` until a trial has shown it.
+    direct: Mutex<Option<bool>>,
     /// Numbers with which the work of streams is held back.
     gates: Mutex<Gates>,
     /// Pinned memory.
@@ -231,6 +233,7 @@ impl Cuda {
             streams: Mutex::default(),
             own_pools: Mutex::default(),
             fabric: Mutex::default(),
+            direct: Mutex::default(),
             gates: Mutex::default(),
             slabs: Mutex::default(),
             // If the device has no calls for captures, no caller can announce one. So the count starts at

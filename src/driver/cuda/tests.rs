@@ -49,6 +49,7 @@ pub(super) fn device_over(api: Api, can: Abilities) -> Cuda {
         streams: Default::default(),
         own_pools: Default::default(),
         fabric: Default::default(),
+        direct: Default::default(),
         gates: Default::default(),
         slabs: Default::default(),
         captures_expected: 0.into(),
