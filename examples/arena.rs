@@ -17,9 +17,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use stratalloc::allocator::{DeviceAllocator, Request};
-use stratalloc::config::{UserKey, from_environment};
+use stratalloc::config::UserKey;
 use stratalloc::ids::StreamId;
-use stratalloc::registry::{self, BuildOptions, Registration};
+use stratalloc::registry::Registration;
 use stratalloc_sim::{Sim, SimOptions};
 use strategy::arena;
 
@@ -42,15 +42,13 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn show_three_steps() -> Result<(), Box<dyn Error>> {
-    let config = from_environment(&registry::key_table(), |name| std::env::var(name).ok())?.config;
-    let device = Arc::new(Sim::new(SimOptions::default()));
-    let allocator = registry::build(&config, device, BuildOptions::default())?;
+    let allocator = stratalloc::from_environment(Arc::new(Sim::new(SimOptions::default())))?;
     for step in 1..=3 {
         let blocks = (1..=4u64)
             .map(|n| allocator.allocate(Request::new(n * MIB, StreamId::DEFAULT)))
             .collect::<Result<Vec<_>, _>>()?;
         let places: Vec<String> = blocks.iter().map(|b| format!("{:#x}", b.address())).collect();
-        println!("backend:{}, step {step}: {}", config.settings().backend, places.join(" "));
+        println!("backend:{}, step {step}: {}", allocator.name(), places.join(" "));
         blocks.into_iter().try_for_each(|block| allocator.free(block))?;
     }
     Ok(())

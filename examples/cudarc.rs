@@ -15,10 +15,9 @@ use cudarc::cublas::{CudaBlas, Gemm, GemmConfig};
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use stratalloc::allocator::DeviceAllocator;
-use stratalloc::config::{KeyTable, from_environment};
 use stratalloc::driver::Cuda;
 use stratalloc::error::DriverErrorKind;
-use stratalloc::handle::{DeviceVec, Handle};
+use stratalloc::handle::DeviceVec;
 use stratalloc::ids::DeviceId;
 
 /// The kernel y[i] += a * x[i], as PTX so that no compiler is needed.
@@ -74,8 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             "this example needs cuBLAS: put libcublas.so on the loader's search path".into()
         );
     }
-    let config = from_environment(&KeyTable::default(), |name| std::env::var(name).ok())?.config;
-    let handle = Handle::build(&config, cuda)?;
+    let handle = stratalloc::from_environment(cuda)?;
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
     let kernel = context.load_module(Ptx::from_src(SAXPY))?.load_function("saxpy")?;

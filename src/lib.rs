@@ -90,7 +90,7 @@ pub mod strategies;
 pub use allocator::{Allocation, DeviceAllocator, Request};
 pub use config::Config;
 pub use error::{AllocError, FreeError};
-pub use handle::{DeviceVec, Handle, build};
+pub use handle::{DeviceVec, Handle, build, from_environment};
 pub use ids::StreamId;
 pub use registry::register;
 

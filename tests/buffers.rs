@@ -227,3 +227,49 @@ fn work_of_one_stream_can_be_put_behind_that_of_another() {
     assert!(matches!(handle.order(a, b), Err(BufferError::Driver(_))));
     assert_eq!(machine.0.held().events, held);
 }
+
+const CHILD: &str = "STRATALLOC_TEST_FROM_ENVIRONMENT";
+
+/// In a child process, prints the allocator that the environment configures. Does nothing in the parent.
+#[test]
+fn prints_the_allocator_of_its_environment_in_a_child_process() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    registry::register("environment_own", |driver, _| {
+        Ok(Box::new(registry::build(&config(""), driver, BuildOptions::default())?))
+    })
+    .unwrap();
+    match stratalloc::from_environment(SimMachine::new(64 * MIB).driver()) {
+        Ok(handle) => {
+            let expands =
+                handle.zeroed::<u8>(1, ON).is_ok() && handle.stats().segment.all.current == 0;
+            println!("built {} {expands}", handle.name());
+        }
+        Err(error) => println!("failed {error}"),
+    }
+}
+
+#[test]
+fn the_environment_configures_a_handle_by_the_first_variable_that_is_set() {
+    let printed = |variables: &[(&str, &str)]| {
+        let mut child = crate::common::unconfigured(std::env::current_exe().unwrap());
+        child.args(["--exact", "--nocapture"]);
+        child.arg("buffers::prints_the_allocator_of_its_environment_in_a_child_process");
+        let output = child.env(CHILD, "1").envs(variables.iter().copied()).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let line =
+            text.lines().find(|line| line.starts_with("built") || line.starts_with("failed"));
+        line.unwrap_or_else(|| panic!("{text}")).to_owned()
+    };
+    assert_eq!(printed(&[]), "built native false");
+    assert_eq!(printed(&[("ALLOC_CONF", "expandable_segments:True")]), "built native true");
+    assert_eq!(printed(&[("ALLOC_CONF", "backend:cudaMallocAsync")]), "built cudaMallocAsync true");
+    let pytorch = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
+    assert_eq!(printed(&[pytorch]), "built native true");
+    assert_eq!(printed(&[pytorch, ("ALLOC_CONF", "backend:pinned")]), "built pinned false");
+    let own = ("ALLOC_CONF", "backend:environment_own");
+    assert_eq!(printed(&[own]), "built environment_own false");
+    let wrong = printed(&[("PYTORCH_CUDA_ALLOC_CONF", "expandable_segment:True")]);
+    assert!(wrong.contains("PYTORCH_CUDA_ALLOC_CONF: expandable_segment"), "{wrong}");
+}

@@ -92,6 +92,28 @@ pub fn build(conf: &str, device: Arc<dyn Driver>) -> Result<Handle, BuildError> 
     Handle::build(&registry::parse(conf)?, device)
 }
 
+/// Builds the allocator that the environment configures, for `device`. The string is that of the first of the
+/// [variables](crate::config::VARIABLES) that is set: `ALLOC_CONF`, then `PYTORCH_CUDA_ALLOC_CONF` and
+/// PyTorch's other ones. If none is set, the default configuration applies. The string may contain keys of
+/// registered strategies. Does not wait.
+///
+/// ```
+/// use std::sync::Arc;
+/// use stratalloc_sim::Sim;
+///
+/// // ALLOC_CONF=backend:native,expandable_segments:True
+/// let handle = stratalloc::from_environment(Arc::new(Sim::default()))?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// [`BuildError`]; [`BuildError::Environment`] names the variable whose string is invalid. Nothing stays
+/// allocated from the device then.
+pub fn from_environment(device: Arc<dyn Driver>) -> Result<Handle, BuildError> {
+    Handle::build(&registry::parse_environment()?, device)
+}
+
 impl Handle {
     /// Creates a handle from a strategy and the driver that it was built with. The configuration of the
     /// strategy is unknown, so [`Switchable::update`] with any string builds a new strategy.

@@ -16,7 +16,8 @@ use thiserror::Error;
 
 use crate::allocator::{DeviceAllocator, MemoryKind};
 use crate::config::{
-    Config, ConfigError, HistorySettings, KeyTable, LayerSetting, Settings, UserKey,
+    Config, ConfigError, EnvironmentError, HistorySettings, KeyTable, LayerSetting, Settings,
+    UserKey, from_process,
 };
 use crate::driver::Driver;
 use crate::error::DriverError;
@@ -88,6 +89,9 @@ pub enum BuildError {
         /// The error, with its position in the string.
         error: ConfigError,
     },
+    /// The configuration in the environment is invalid.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
     /// This system, or this build of the library, does not support a setting.
     #[error("{what} is not available in this build or on this system")]
     NotAvailable {
@@ -306,6 +310,14 @@ pub(crate) fn parse(text: &str) -> Result<Config, BuildError> {
     Config::parse(text, &key_table()).map_err(refused)
 }
 
+/// Parses the configuration in the environment, which may contain keys of registered strategies. Logs its
+/// warnings.
+pub(crate) fn parse_environment() -> Result<Config, BuildError> {
+    let config = from_process(&key_table())?.config;
+    config.warnings().iter().for_each(|warning| log::warn!("{warning}"));
+    Ok(config)
+}
+
 /// Returns true if all allocators with these settings use the same memory pool of the driver.
 pub(crate) fn shares_pool(settings: &Settings) -> bool {
     built_in(&settings.backend).is_some_and(|own| (own.shares_pool)(settings))
@@ -441,7 +453,6 @@ fn strategy(
         return Err(BuildError::UnknownBackend { name: name.to_owned(), known: names() });
     };
     match make(driver, settings) {
-        Ok(made) if made.control().recording.is_some() => Ok(made.into()),
         Ok(made) => {
             let records = made.control().recording.is_some();
             let own: Box<dyn DeviceAllocator> = match records {
