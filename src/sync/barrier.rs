@@ -9,12 +9,13 @@
 //! Source: membarrier(2), `MEMBARRIER_CMD_PRIVATE_EXPEDITED`.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{Ordering, compiler_fence, fence};
+
+use super::platform::{Ordering, compiler_fence, fence, membarrier};
 
 /// Returns true if [`light`] needs no processor fence. The result never changes.
 pub(super) fn is_asymmetric() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(kernel::register)
+    *ANSWER.get_or_init(membarrier::register)
 }
 
 /// Orders this thread's earlier stores before its later loads, with respect to threads that call
@@ -32,33 +33,5 @@ pub(super) fn light(asymmetric: bool) {
 /// [`light`]. Returns false if the kernel refused the call. In that case nothing is ordered.
 pub(super) fn heavy() -> bool {
     fence(Ordering::SeqCst);
-    !is_asymmetric() || kernel::order_all()
-}
-
-#[cfg(all(target_os = "linux", not(miri)))]
-mod kernel {
-    fn call(command: libc::c_int) -> bool {
-        // SAFETY: the call takes three numbers, and accesses no memory of the process.
-        let answer = unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) };
-        answer == 0
-    }
-
-    pub(super) fn register() -> bool {
-        call(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)
-    }
-
-    pub(super) fn order_all() -> bool {
-        call(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)
-    }
-}
-
-#[cfg(not(all(target_os = "linux", not(miri))))]
-mod kernel {
-    pub(super) fn register() -> bool {
-        false
-    }
-
-    pub(super) fn order_all() -> bool {
-        false
-    }
+    !is_asymmetric() || membarrier::order_all()
 }

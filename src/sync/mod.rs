@@ -17,6 +17,7 @@ mod defer;
 mod exit;
 mod global;
 mod once;
+mod platform;
 mod quota;
 mod short_lock;
 mod slots;

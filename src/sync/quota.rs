@@ -6,10 +6,7 @@
 //! for that. As long as bytes are scarce after that, every call acquires the lock. So the limit is
 //! exact: it is never exceeded, and a request is refused only if it does not fit.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use parking_lot::Mutex;
-
+use super::platform::{AtomicBool, AtomicU64, Mutex, Ordering, yield_now};
 use super::{barrier, slots};
 
 /// The number of threads that may have a part. Further threads always acquire the lock.
@@ -46,7 +43,7 @@ impl Quota {
         Self {
             limit_bytes,
             part_max_bytes: limit_bytes / PART_SHARE,
-            is_scarce: AtomicBool::new(false),
+            is_scarce: AtomicBool::default(),
             parts: (0..PARTS).map(|_| Part::default()).collect(),
             out_bytes: Mutex::new(0),
         }
@@ -107,7 +104,7 @@ impl Quota {
         part.is_changing.store(true, Ordering::Relaxed);
         // Pairs with the barrier in `collect`. Either `collect` sees `is_changing`, or this thread sees
         // `is_scarce`.
-        barrier::light(slot.asymmetric);
+        barrier::light(slot.is_asymmetric());
         let next = match self.is_scarce.load(Ordering::Acquire) {
             true => None,
             false => change(part.free_bytes.load(Ordering::Relaxed)),
@@ -164,7 +161,7 @@ impl Quota {
         }
         for part in &self.parts {
             while part.is_changing.load(Ordering::Acquire) {
-                std::thread::yield_now();
+                yield_now();
             }
             *out = out.saturating_sub(part.free_bytes.swap(0, Ordering::Relaxed));
         }

@@ -9,12 +9,11 @@
 //! It is for state that threads mostly hold for less than a microsecond. The event queue is held longer
 //! while the driver is asked for its events, about half a microsecond for each.
 
-use std::hint::spin_loop;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use parking_lot::lock_api::{GuardNoSend, Mutex, MutexGuard, RawMutex};
+
+use super::platform::{AtomicBool, Ordering, sleep, spin_loop, yield_now};
 
 /// A value with such a lock.
 pub(crate) type ShortLock<T> = Mutex<RawShortLock, T>;
@@ -71,16 +70,16 @@ impl RawShortLock {
     #[inline(never)]
     fn wait(&self) -> GuardNoSend {
         let mut tries = 0;
-        let mut sleep = SLEEP_MIN;
+        let mut pause = SLEEP_MIN;
         loop {
             tries += 1;
             if tries <= SPINS {
                 (0..1 << tries).for_each(|_| spin_loop());
             } else if tries <= SPINS + YIELDS {
-                thread::yield_now();
+                yield_now();
             } else {
-                thread::sleep(sleep);
-                sleep = (sleep * 2).min(SLEEP_MAX);
+                sleep(pause);
+                pause = (pause * 2).min(SLEEP_MAX);
                 tries = 0;
             }
             // While the lock is held, loads disturb its holder less than exchanges.
@@ -95,6 +94,8 @@ impl RawShortLock {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
 
     #[test]

@@ -8,12 +8,11 @@
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
-use parking_lot::RwLock;
 use smallvec::SmallVec;
 
 use super::barrier;
+use super::platform::{AtomicPtr, Ordering, RwLock};
 use super::slots::{self, HazardSlot};
 
 /// See the [module](self).
@@ -56,18 +55,30 @@ impl<T> Deref for Read<'_, T> {
 }
 
 impl<T> Read<'_, T> {
-    /// Ends the read. Returns true if the value was replaced before the end. This read may then have
-    /// made a [`Swap::take_retired`] fail. If the result is false, it has not and will not.
+    /// Ends the read. Returns true if the value was replaced before the end, or if this read began while a
+    /// value was being replaced. This read may then have made a [`Swap::take_retired`] fail. If the result
+    /// is false, it has not and will not.
     #[inline(always)]
     pub(crate) fn leave(self) -> bool {
-        let (swap, at) = (self.swap, self.at);
-        let asymmetric = self.slot.is_some_and(|slot| slot.asymmetric);
+        let (swap, at, slot) = (self.swap, self.at, self.slot);
         drop(self);
+        if !slot.is_some_and(HazardSlot::is_asymmetric) && is_misled_or_fenced(slot) {
+            return true;
+        }
         // Pairs with the barrier of `take_retired`. Either its scan sees that the read has ended, or
         // this load sees the next value.
-        barrier::light(asymmetric);
+        barrier::light(true);
         !std::ptr::eq(swap.current.load(Ordering::Acquire), at)
     }
+}
+
+/// Orders the end of a read without an asymmetric barrier. Returns true if its slot announced another value
+/// first.
+#[cold]
+#[inline(never)]
+fn is_misled_or_fenced(slot: Option<&HazardSlot>) -> bool {
+    barrier::light(false);
+    slot.is_some_and(HazardSlot::take_misled)
 }
 
 impl<T> Drop for Read<'_, T> {
@@ -115,7 +126,7 @@ impl<T: Send + Sync> Swap<T> {
     #[inline(always)]
     fn announce(&self, slot: &HazardSlot, at: *mut T) -> *mut T {
         slot.announce(at.cast());
-        barrier::light(slot.asymmetric);
+        barrier::light(slot.is_asymmetric());
         self.current.load(Ordering::Acquire)
     }
 
@@ -123,6 +134,9 @@ impl<T: Send + Sync> Swap<T> {
     #[cold]
     #[inline(never)]
     fn announce_again(&self, slot: &HazardSlot) -> *const T {
+        // A scan of the slots may have seen the first announcement, so `leave` must return true, even if the
+        // value that is read is still the current one then.
+        slot.note_misled();
         let mut at = self.current.load(Ordering::Acquire);
         loop {
             match self.announce(slot, at) {
