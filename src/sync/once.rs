@@ -4,7 +4,8 @@
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::platform::{AtomicPtr, Ordering};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -17,7 +18,8 @@ pub(crate) struct OnceArc<T> {
 
 impl<T> OnceArc<T> {
     /// Returns an empty cell.
-    pub(crate) const fn new() -> Self {
+    #[inline]
+    pub(crate) fn new() -> Self {
         Self { at: AtomicPtr::new(null_mut()), owned: PhantomData }
     }
 
@@ -27,6 +29,15 @@ impl<T> OnceArc<T> {
         // SAFETY: a pointer that is not null was set by `set`, with a reference that only the drop of this
         // cell releases. The result borrows the cell. The load sees the value that the store released.
         unsafe { self.at.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Returns a counted reference to the value, or `None` if it was not set yet.
+    pub(crate) fn share(&self) -> Option<Arc<T>> {
+        let value: *const T = self.get()?;
+        // SAFETY: the value is in an `Arc`, as in `get`, and this cell holds a reference to it.
+        unsafe { Arc::increment_strong_count(value) };
+        // SAFETY: `value` is the result of `Arc::into_raw` in `set`, and the call above added a reference.
+        Some(unsafe { Arc::from_raw(value) })
     }
 
     /// Sets the value and returns it. If it is set already, drops `value` and returns the first one.
@@ -48,7 +59,7 @@ impl<T> OnceArc<T> {
 
 impl<T> Drop for OnceArc<T> {
     fn drop(&mut self) {
-        let at = *self.at.get_mut();
+        let at = self.at.load(Ordering::Acquire);
         if !at.is_null() {
             // SAFETY: `at` is the result of `Arc::into_raw` in `set`, and a cell is dropped once.
             drop(unsafe { Arc::from_raw(at) });

@@ -1,9 +1,9 @@
 //! Heaps with their locks, and lock-free lookup of the heap of a stream or a token.
 //!
 //! A cell is a heap with its lock. Cells are added and never removed, so a lookup needs no lock.
-//! The cells of the default pool are in a hash table by stream, with short chains. The cells of all pools
-//! are in a table by number, in rows of 256. The empty cells of a removed private pool are reused by
-//! other pools; no other cell ever changes its stream.
+//! The cells of the default pool are found by stream: the first of each of 256 buckets with one load, the
+//! others in a table that grows. The cells of all pools are in a table by number, in rows of 256. The
+//! empty cells of a removed private pool are reused by other pools; no other cell ever changes its stream.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,13 +14,14 @@ use crate::error::{AllocError, PoolError};
 use crate::heap::{BlockId, Heap};
 use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::stats::{HeapCounters, Heaps};
-use crate::sync::{OnceArc, ShortGuard, ShortLock};
+use crate::sync::{GrowingMap, OnceArc, ShortGuard, ShortLock};
 
 /// The maximum number of heaps of an allocator.
 pub(super) const CELLS_MAX: usize = 1 << 16;
 const BUCKETS: usize = 256;
 const ROW_CELLS: usize = 256;
 const ROWS: usize = CELLS_MAX / ROW_CELLS;
+const _: () = assert!(CELLS_MAX <= <GrowingMap<HeapCell>>::VALUES_MAX);
 
 /// One heap, its counters and its copy of the policy, under one lock.
 #[derive(Debug)]
@@ -80,8 +81,6 @@ pub(super) struct HeapCell {
     pub(super) number: u32,
     /// The allocator. Stored here, too, because a handle contains it next to the number.
     owner: OwnerId,
-    /// The next cell of the default pool in the same bucket.
-    next: OnceArc<HeapCell>,
 }
 
 impl HeapCell {
@@ -132,10 +131,13 @@ type Row = [OnceArc<HeapCell>; ROW_CELLS];
 #[derive(Debug)]
 pub(super) struct HeapTable {
     owner: OwnerId,
-    by_stream: [OnceArc<HeapCell>; BUCKETS],
-    /// Heaps of per-thread default streams. They are not in `by_stream`, so that a hit need not check
-    /// whether its stream is a per-thread default stream.
-    per_thread: OnceArc<HeapCell>,
+    /// The first heap of the default pool in each bucket.
+    first_by_stream: [OnceArc<HeapCell>; BUCKETS],
+    /// The other heaps of the default pool, by stream.
+    others_by_stream: GrowingMap<HeapCell>,
+    /// Heaps of per-thread default streams. They are in neither of the two above, so that a hit need not
+    /// check whether its stream is a per-thread default stream.
+    per_thread: GrowingMap<HeapCell>,
     /// Heaps by number. Those in `first_row` are found with one step less; `later_rows[0]` stays empty.
     first_row: Row,
     later_rows: [OnceArc<Row>; ROWS],
@@ -147,10 +149,11 @@ impl HeapTable {
     pub(super) fn new(owner: OwnerId) -> Self {
         Self {
             owner,
-            by_stream: [const { OnceArc::new() }; BUCKETS],
-            per_thread: OnceArc::new(),
-            first_row: [const { OnceArc::new() }; ROW_CELLS],
-            later_rows: [const { OnceArc::new() }; ROWS],
+            first_by_stream: empty(),
+            others_by_stream: GrowingMap::new(),
+            per_thread: GrowingMap::new(),
+            first_row: empty(),
+            later_rows: empty(),
             len: AtomicUsize::new(0),
         }
     }
@@ -158,22 +161,25 @@ impl HeapTable {
     /// Returns the heap of a stream if it is the first one of its bucket.
     #[inline(always)]
     pub(super) fn first_of_bucket(&self, stream: StreamId) -> Option<&HeapCell> {
-        self.by_stream[bucket_of(stream)].get().filter(|first| first.stream() == stream)
+        self.first_by_stream[bucket_of(stream)].get().filter(|first| first.stream() == stream)
     }
 
-    /// Returns the heap of a stream that is not a per-thread default stream.
+    /// Returns the heap of a stream if it is not the first one of its bucket. May miss a heap that was added
+    /// since the last lookup, unless the caller holds the growth lock.
     #[inline]
+    pub(super) fn find_behind_first(&self, stream: StreamId) -> Option<&HeapCell> {
+        self.others_by_stream.get(stream.0)
+    }
+
+    /// Returns the heap of a stream that is not a per-thread default stream. The caller holds the growth
+    /// lock.
     pub(super) fn find(&self, stream: StreamId) -> Option<&HeapCell> {
-        Self::find_behind(&self.by_stream[bucket_of(stream)], stream)
+        self.first_of_bucket(stream).or_else(|| self.find_behind_first(stream))
     }
 
     /// Returns the heap of a per-thread default stream.
     pub(super) fn find_per_thread(&self, stream: StreamId) -> Option<&HeapCell> {
-        Self::find_behind(&self.per_thread, stream)
-    }
-
-    fn find_behind(first: &OnceArc<HeapCell>, stream: StreamId) -> Option<&HeapCell> {
-        chain(first).find(|cell| cell.stream() == stream)
+        self.per_thread.get(stream.0)
     }
 
     #[inline]
@@ -206,7 +212,7 @@ impl HeapTable {
         let number = u32::try_from(len).expect("cells are at most 2^16");
         let place = self.first_row.get(len).unwrap_or_else(|| {
             let row = &self.later_rows[len / ROW_CELLS];
-            let new = || row.set(Arc::new([const { OnceArc::new() }; ROW_CELLS]));
+            let new = || row.set(Arc::new(empty()));
             &row.get().unwrap_or_else(new)[len % ROW_CELLS]
         });
         let cell = Arc::new(HeapCell {
@@ -215,7 +221,6 @@ impl HeapTable {
             pool: [key.pool.capture, key.pool.user].map(AtomicU64::new),
             number,
             owner: self.owner,
-            next: OnceArc::new(),
         });
         let placed = place.set(Arc::clone(&cell));
         self.len.store(len + 1, Ordering::Release);
@@ -230,10 +235,12 @@ impl HeapTable {
         state: HeapState,
     ) -> Result<&HeapCell, AllocError> {
         let (cell, _) = self.add_shared(HeapKey::of(stream), state)?;
-        let bucket = &self.by_stream[bucket_of(stream)];
-        let first = if is_per_thread { &self.per_thread } else { bucket };
-        let end = chain(first).last().map_or(first, |last| &last.next);
-        Ok(end.set(cell))
+        let first = &self.first_by_stream[bucket_of(stream)];
+        Ok(match is_per_thread {
+            true => self.per_thread.add(stream.0, cell),
+            false if first.get().is_none() => first.set(cell),
+            false => self.others_by_stream.add(stream.0, cell),
+        })
     }
 
     /// Returns all cells in the order of their numbers.
@@ -243,19 +250,16 @@ impl HeapTable {
 
     /// Returns the cells of the default pool in the order of their streams' raw values.
     pub(super) fn of_default_pool(&self) -> Vec<&HeapCell> {
-        let mut cells: Vec<&HeapCell> = Vec::new();
-        for bucket in self.by_stream.iter().chain([&self.per_thread]) {
-            cells.extend(chain(bucket));
-        }
+        let first = self.first_by_stream.iter().filter_map(OnceArc::get);
+        let others = self.others_by_stream.values().chain(self.per_thread.values());
+        let mut cells: Vec<&HeapCell> = first.chain(others).collect();
         cells.sort_by_key(|cell| cell.stream());
         cells
     }
 }
 
-/// Returns the cells of a bucket.
-#[inline]
-fn chain(first: &OnceArc<HeapCell>) -> impl Iterator<Item = &HeapCell> {
-    std::iter::successors(first.get(), |cell| cell.next.get())
+fn empty<T, const N: usize>() -> [OnceArc<T>; N] {
+    std::array::from_fn(|_| OnceArc::new())
 }
 
 impl Heaps for HeapTable {

@@ -170,7 +170,7 @@ impl Engine {
         bytes: u64,
         stream: StreamId,
     ) -> Result<Allocation, AllocError> {
-        match self.heaps.find(stream) {
+        match self.heaps.find_behind_first(stream) {
             Some(cell) => self.allocate_in::<RECORDS>(cell, bytes, stream),
             None => self.allocate_off_the_path(bytes, stream),
         }
