@@ -131,8 +131,16 @@ fn a_replay_that_differs_names_what_the_recording_probably_lacks() {
     made.alloc(BASE + 4 * MIB, 3 * MIB);
     let odd = folder.file("odd.json", &made.json());
     let frac = &trace("unet.frac045");
+    let pools = &trace("2.11.0.unrecorded_pool");
+    let true_limit = &["--total-memory", "8192MiB", "--memory-fraction", "0.0244140625"];
+    let wrong_limit = &["--memory-fraction", "0.05"];
     for (file, set, lacks) in [
-        (frac, &["--memory-fraction", "0.05"][..], "its limit, which is not the one that is set"),
+        (
+            frac,
+            &wrong_limit[..],
+            "settings that changed while the program ran, or its limit if that is not",
+        ),
+        (pools, &true_limit[..], "the pools of requests, which PyTorch records from 2.12 on"),
         (
             &collects,
             &[],
