@@ -17,6 +17,7 @@
 
 mod spare;
 
+pub(crate) use spare::LiveBlocks;
 pub(super) use spare::{Parked, Taken};
 
 use crate::heap::{AllocatedBlock, Completed, CountParts, SplitChange};

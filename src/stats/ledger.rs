@@ -20,13 +20,20 @@
 //! any number of streams checks at most one heap for each pair of allocate and free (`ledger/tests.rs` counts
 //! the checks). Sharing also keeps concurrent threads from taking all spare from each other in turn.
 //!
+//! The number of live blocks and their bytes are the peak less all spare, so a check of the listed heaps
+//! suffices to count them. A heap that was not used since its last check leaves the list: its spare goes to
+//! the ledger's *rest*, from which the next search takes it. So each check is paid for by an operation here
+//! too.
+//!
 //! Peaks are exact if calls do not overlap. A heap that another call has locked counts at its limit. So a
 //! peak is never too low; it is too high by at most the spare of such heaps, for each call that found
 //! them locked.
 
 use std::collections::VecDeque;
 
-use super::heap_counters::{ALL, CLASSES, CounterValues, HeapCounters, Parked, Taken};
+use super::heap_counters::{
+    ALL, CLASSES, CounterIndex, CounterValues, HeapCounters, LiveBlocks, Parked, Taken,
+};
 use crate::size::PoolKind;
 use crate::sync::{ShortGuard, ShortLock};
 
@@ -51,6 +58,10 @@ struct State {
     others: VecDeque<u32>,
     /// Spare that belongs to no heap.
     parked: Parked,
+    /// The spare of heaps that were unused when live blocks were counted. No heap: it counts no blocks.
+    rest: HeapCounters,
+    /// Whether the rest has spare.
+    has_rest: bool,
     /// The heap that parked last. Before any has, heap 0, which then enters the list at its first free.
     parked_by: u32,
 }
@@ -60,6 +71,34 @@ impl Ledger {
     #[must_use]
     pub(crate) fn peaks(&self) -> [CounterValues; CLASSES] {
         self.state.lock().peak
+    }
+
+    /// Returns the number of live blocks of all heaps and their bytes, or `None` if a listed heap is locked.
+    /// Checks each heap at most twice after its last use.
+    pub(crate) fn live<H: Heaps>(&self, heaps: &H) -> Option<LiveBlocks> {
+        let State { peak, first, others, parked, rest, has_rest, .. } = &mut *self.state.lock();
+        let limits = LiveBlocks {
+            count: peak[ALL].of(CounterIndex::Allocation),
+            bytes: peak[ALL].of(CounterIndex::AllocatedBytes),
+        };
+        let mut live = Some(limits.minus(parked.live()).minus(rest.spare_of_live()));
+        let mut stays_listed = |heap: u32| {
+            let Some(sum) = live else { return true };
+            let check = |counters: &mut HeapCounters| {
+                let left = sum.minus(counters.spare_of_live());
+                rest.take_if_unused(counters);
+                (left, counters.is_listed())
+            };
+            let checked = heaps.with_counters(heap, check);
+            live = checked.map(|(left, _)| left);
+            checked.is_none_or(|(_, is_listed)| is_listed)
+        };
+        others.retain(|heap| stays_listed(*heap));
+        if first.is_some_and(|heap| !stays_listed(heap)) {
+            *first = others.pop_front();
+        }
+        *has_rest = rest.has_spare();
+        live
     }
 
     /// Lists heap `own` after a call that gave it spare. Raises its limits of `kind` if one is passed. The
@@ -170,6 +209,8 @@ impl Ledger {
         state.first = None;
         state.others.clear();
         state.parked = Parked::default();
+        state.rest = HeapCounters::default();
+        state.has_rest = false;
         for counters in heaps {
             for (class, peak) in state.peak.iter_mut().enumerate() {
                 *peak = peak.zip(counters.current(class), |peak, current| peak + current);
@@ -180,7 +221,8 @@ impl Ledger {
 }
 
 impl State {
-    /// Covers heap `own`, which has taken the parked room of `kind`, from other heaps, or raises the peaks.
+    /// Covers heap `own`, which has taken the parked room of `kind`, from the rest or from other heaps, or
+    /// raises the peaks.
     #[inline(never)]
     fn search<H: Heaps>(
         mut state: ShortGuard<'_, Self>,
@@ -189,11 +231,21 @@ impl State {
         counters: &mut HeapCounters,
         heaps: &H,
     ) {
+        if state.has_rest {
+            state.take_rest(kind, counters);
+        }
         if counters.is_covered(kind) {
             Self::enter(state, own, counters);
         } else if !state.check_first::<false, H>(own, kind, counters, heaps) {
             state.check_others(own, kind, counters, heaps);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_rest(&mut self, kind: PoolKind, counters: &mut HeapCounters) {
+        counters.take_all(kind, &mut self.rest);
+        self.has_rest = false;
     }
 
     /// Lists heap `own` if it has spare.

@@ -15,7 +15,9 @@ mod ledger;
 mod metrics;
 mod report;
 
-pub(crate) use heap_counters::{ALL, Accumulated, CounterIndex, CounterValues, HeapCounters};
+pub(crate) use heap_counters::{
+    ALL, Accumulated, CounterIndex, CounterValues, HeapCounters, LiveBlocks,
+};
 pub(crate) use ledger::{Heaps, Ledger};
 #[cfg(feature = "metrics")]
 pub use metrics::{Measured, metrics};

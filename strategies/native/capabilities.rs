@@ -12,7 +12,7 @@ use crate::error::{AllocError, DriverError, FractionError, FreeError, HandleErro
 use crate::history::SegmentLayout;
 use crate::ids::{PoolId, StreamId};
 use crate::size::PoolKind;
-use crate::stats::{ALL, CounterIndex, Usage};
+use crate::stats::{ALL, CounterIndex, LiveBlocks, Usage};
 
 impl DeviceAllocator for Engine {
     #[inline(always)]
@@ -50,20 +50,16 @@ impl DeviceAllocator for Engine {
         self.record_use(cell, address, stream, None).map_err(of_address)
     }
 
-    /// Returns the most important counters. Locks one heap at a time; does not take the growth lock,
-    /// which may be held during driver calls.
+    /// Returns the most important counters. Visits the heaps that were used since the last calls; all heaps,
+    /// one at a time, if another thread has locked one of those. Does not take the growth lock, which may
+    /// be held during driver calls.
     fn usage(&self) -> Usage {
-        let (mut live_blocks, mut allocated_bytes) = (0, 0);
-        for cell in self.heaps.all() {
-            let now = cell.lock().counters.current(ALL);
-            live_blocks += now.of(CounterIndex::Allocation);
-            allocated_bytes += now.of(CounterIndex::AllocatedBytes);
-        }
+        let live = self.ledger.live(&self.heaps).unwrap_or_else(|| self.sum_of_live());
         let allocated_peak_bytes = self.ledger.peaks()[ALL].of(CounterIndex::AllocatedBytes);
         let [reserved_bytes, reserved_peak_bytes] = self.reserved.bytes();
         Usage {
-            live_blocks,
-            allocated_bytes,
+            live_blocks: live.count,
+            allocated_bytes: live.bytes,
             allocated_peak_bytes,
             reserved_bytes,
             reserved_peak_bytes,
@@ -194,6 +190,17 @@ impl Caching for Engine {
 }
 
 impl Engine {
+    /// Adds up the live blocks of all heaps.
+    fn sum_of_live(&self) -> LiveBlocks {
+        let mut live = LiveBlocks { count: 0, bytes: 0 };
+        for cell in self.heaps.all() {
+            let now = cell.lock().counters.current(ALL);
+            live.count += now.of(CounterIndex::Allocation);
+            live.bytes += now.of(CounterIndex::AllocatedBytes);
+        }
+        live
+    }
+
     /// Returns the heap that may hold a block at `address`.
     #[inline]
     fn cell_of(&self, address: u64) -> Option<&HeapCell> {

@@ -11,7 +11,27 @@ use crate::size::PoolKind;
 #[repr(align(64))]
 pub(in crate::stats) struct Parked([Hot; 2]);
 
+/// Live blocks, or the spare of the limits of both kinds for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LiveBlocks {
+    pub(crate) count: i64,
+    pub(crate) bytes: i64,
+}
+
+impl LiveBlocks {
+    pub(in crate::stats) fn minus(self, other: Self) -> Self {
+        Self { count: self.count - other.count, bytes: self.bytes - other.bytes }
+    }
+}
+
 impl Parked {
+    /// Returns the parked spare for live blocks.
+    pub(in crate::stats) fn live(&self) -> LiveBlocks {
+        let [small, large] = self.0.map(blocks_of);
+        let [count, bytes] = zip(small, large, plus);
+        LiveBlocks { count, bytes }
+    }
+
     /// Returns the spare of each limit of a kind; it is the same of the limits of the sum.
     #[cfg(test)]
     pub(in crate::stats) fn of(&self, kind: PoolKind) -> CounterValues {
@@ -57,6 +77,21 @@ impl HeapCounters {
         *parked = zip(*parked, std::mem::take(&mut self.account(kind).room), plus);
     }
 
+    /// Returns the spare for live blocks.
+    pub(in crate::stats) fn spare_of_live(&self) -> LiveBlocks {
+        let [small, large] = &self.accounts;
+        let [count, bytes] = zip(small.spare_of_live(), large.spare_of_live(), plus);
+        LiveBlocks { count, bytes }
+    }
+
+    /// Takes all spare of `other` and marks it as unlisted, if it was not used since its last check.
+    pub(in crate::stats) fn take_if_unused(&mut self, other: &mut Self) {
+        if other.accounts.each_mut().map(Account::was_used_since_last_check) == [false; 2] {
+            self.take_all(PoolKind::Small, other);
+            other.listed = other.has_spare();
+        }
+    }
+
     /// Takes the parked room of `kind`. Returns true if the account then has no room and passes no limit.
     #[inline(always)]
     pub(in crate::stats) fn take_parked(&mut self, kind: PoolKind, parked: &mut Parked) -> bool {
@@ -96,7 +131,7 @@ impl HeapCounters {
 
     /// Takes all spare of `other`. Returns true if that suffices.
     #[inline(never)]
-    fn take_all(&mut self, kind: PoolKind, other: &mut Self) -> bool {
+    pub(in crate::stats) fn take_all(&mut self, kind: PoolKind, other: &mut Self) -> bool {
         for (own, there) in self.accounts.iter_mut().zip(&mut other.accounts) {
             there.settle_draining();
             own.take_room(there);
@@ -187,7 +222,7 @@ impl HeapCounters {
 
     /// Returns true if any limit exceeds its current value or is passed.
     #[inline]
-    fn has_spare(&self) -> bool {
+    pub(in crate::stats) fn has_spare(&self) -> bool {
         let [small, large] = &self.accounts;
         let room = any(zip(small.room, large.room, |a, b| a | b));
         let unsettled = any(zip(small.unsettled, large.unsettled, |a, b| a | b));
@@ -220,6 +255,16 @@ fn share(own: &mut i64, other: &mut i64) -> bool {
 }
 
 impl Account {
+    /// Returns the spare of the limits of both kinds for live blocks.
+    fn spare_of_live(&self) -> Amount {
+        // Read only where it is not zero, because it is on another cache line.
+        let beyond = match self.has_beyond {
+            0 => [0; 2],
+            _ => [BLOCKS, BYTES].map(|counter| self.beyond[counter][LIVE_OF_BOTH]),
+        };
+        zip(zip(blocks_of(self.room), self.unsettled, plus), beyond, plus)
+    }
+
     /// Divides the room of two accounts of one kind evenly, because this one has passed a limit. This moves
     /// the same amount of all limits of a counter, so it leaves what is beyond. Returns false if it does
     /// not suffice; the rooms may have changed.

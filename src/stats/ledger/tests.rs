@@ -117,10 +117,13 @@ impl Model {
     /// Returns the sums of all limits.
     fn limits(&self) -> [[i64; COUNTERS]; CLASSES] {
         let mut sums = [CounterValues::default(); CLASSES];
-        let parked = &self.ledger.state.lock().parked;
+        let state = self.ledger.state.lock();
         for kind in [PoolKind::Small, PoolKind::Large] {
-            for class in [kind.index(), ALL] {
-                sums[class] = sums[class].zip(parked.of(kind), |sum, limit| sum + limit);
+            let [rest, rest_of_both] = state.rest.limits(kind);
+            for (class, rest) in [(kind.index(), rest), (ALL, rest_of_both)] {
+                for more in [state.parked.of(kind), rest] {
+                    sums[class] = sums[class].zip(more, |sum, limit| sum + limit);
+                }
             }
         }
         for counters in &self.counters {
@@ -198,6 +201,12 @@ quickcheck::quickcheck! {
                     live.extend(kept);
                     model.complete(block);
                     plain.add(block, [0, -1, -1, 0]);
+                }
+                (6, kept, other) if n & 3 == 0 => {
+                    live.extend(kept);
+                    draining.extend(other);
+                    let [count, bytes, ..] = plain.held[ALL];
+                    assert_eq!(model.ledger.live(&model), Some(LiveBlocks { count, bytes }));
                 }
                 (5, kept, other) if n < 8 => {
                     live.extend(kept);
@@ -289,6 +298,39 @@ fn heaps_that_are_used_at_once_are_checked_less_than_once_a_call() {
     steps(10_000);
     let checks = model.checks();
     assert!(checks <= 5_000, "{checks} checks for 10,000 calls");
+}
+
+#[test]
+fn live_blocks_are_counted_without_a_check_of_unused_heaps() {
+    let model = Model::of(128);
+    let mut held = Vec::new();
+    for heap in 0..128 {
+        // Spare of both kinds, beyond the room, and of a block that still waits for a stream.
+        let large = Block { kind: PoolKind::Large, ..Block::small(heap, 4096) };
+        let all = [Block::small(heap, 512), large, Block::small(heap, 1024), large];
+        let [small, large, waiting, kept] = all.map(|block| model.take(block));
+        model.free(small);
+        model.free(large);
+        model.drain(waiting);
+        held.push(kept);
+    }
+    let live = || model.ledger.live(&model);
+    let expected = Some(LiveBlocks { count: 128, bytes: 128 * 4096 });
+    assert_eq!([live(), live()], [expected; 2]);
+    model.checks();
+    assert_eq!((live(), model.checks()), (expected, 0));
+    model.free(model.take(Block::small(7, 512)));
+    model.checks();
+    assert_eq!(live(), expected);
+    assert!(model.checks() <= 2, "only of heaps that were used since");
+    assert_eq!(model.limits(), model.peaks());
+
+    let busy = model.counters[0].borrow_mut();
+    assert_eq!(live(), expected, "an unlisted heap is not visited");
+    drop(busy);
+    model.free(held.swap_remove(0));
+    let _busy = model.counters[0].borrow_mut();
+    assert_eq!(live(), None, "a busy heap that may have spare");
 }
 
 #[test]
