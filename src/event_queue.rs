@@ -4,12 +4,13 @@
 //! one event on each stream and pushes the events together with the item ([`EventQueue::push`]). The
 //! queue reports each completed event once. Events of one stream complete in order, so only the
 //! oldest is queried. Each thread's per-thread default stream has a queue of its own. Completed events are
-//! reused.
+//! reused. A push finds the queue of its stream among any number of streams in constant time.
 //!
 //! Source: the rules of PyTorch's `record_stream`.
 
 use std::collections::VecDeque;
 
+use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use crate::driver::{
@@ -41,8 +42,11 @@ pub(crate) struct EventQueue<T> {
 
 #[derive(Debug)]
 struct Queues<T> {
-    /// The pending events of each timeline, oldest event first.
-    active: Vec<VecDeque<Pending<T>>>,
+    /// The timelines with pending events, in no particular order.
+    active: Vec<Active<T>>,
+    /// The index in `active` of each timeline, while there are more than [`SEARCHED_MAX`]. Otherwise
+    /// empty: a search is faster then.
+    places: HashMap<Timeline, usize>,
     /// Empty queues, kept for their capacity.
     idle: Vec<VecDeque<Pending<T>>>,
     /// Events that are not in use.
@@ -50,27 +54,86 @@ struct Queues<T> {
     next_sequence: u64,
 }
 
+/// The pending events of a timeline: at least one, oldest event first.
+#[derive(Debug)]
+struct Active<T> {
+    on: Timeline,
+    pending: VecDeque<Pending<T>>,
+}
+
+/// The number of timelines up to which a push searches all of them.
+const SEARCHED_MAX: usize = 16;
+
 impl<T> Queues<T> {
     #[inline]
     fn push(&mut self, pending: Pending<T>) {
-        let same = |queue: &&mut VecDeque<Pending<T>>| {
-            queue.front().is_some_and(|first| first.on == pending.on)
-        };
-        match self.active.iter_mut().find(same) {
-            Some(queue) => queue.push_back(pending),
-            None => {
-                let mut queue = self.idle.pop().unwrap_or_default();
-                queue.push_back(pending);
-                self.active.push(queue);
-            }
+        match self.place_of(pending.on) {
+            Some(place) => self.active[place].pending.push_back(pending),
+            None => self.activate(pending),
+        }
+    }
+
+    #[inline]
+    fn place_of(&self, on: Timeline) -> Option<usize> {
+        if self.active.len() <= SEARCHED_MAX {
+            return self.active.iter().position(|queue| queue.on == on);
+        }
+        self.places.get(&on).copied()
+    }
+
+    /// Adds the queue of a timeline that has none.
+    #[inline]
+    fn activate(&mut self, first: Pending<T>) {
+        let on = first.on;
+        let mut pending = self.idle.pop().unwrap_or_default();
+        pending.push_back(first);
+        self.active.push(Active { on, pending });
+        if self.active.len() > SEARCHED_MAX {
+            self.note_last_places();
+        }
+    }
+
+    /// Adds to `places` the timelines that it lacks: the last one, or all.
+    #[cold]
+    fn note_last_places(&mut self) {
+        let first = self.places.len();
+        let last = self.active.iter().enumerate().skip(first);
+        self.places.extend(last.map(|(place, queue)| (queue.on, place)));
+    }
+
+    /// Removes a queue that has become empty. The last queue takes its place.
+    #[inline]
+    fn deactivate(&mut self, place: usize) {
+        let Active { on, pending } = self.active.swap_remove(place);
+        self.idle.push(pending);
+        if !self.places.is_empty() {
+            self.forget_place(on, place);
+        }
+    }
+
+    #[cold]
+    fn forget_place(&mut self, on: Timeline, place: usize) {
+        self.places.remove(&on);
+        if let Some(moved) = self.active.get(place) {
+            self.places.insert(moved.on, place);
+        }
+        if self.active.len() <= SEARCHED_MAX {
+            self.places.clear();
         }
     }
 }
 
 impl<T> Default for EventQueue<T> {
     fn default() -> Self {
-        let (active, idle, spare) = (Vec::new(), Vec::new(), Vec::new());
-        Self { queues: ShortLock::new(Queues { active, idle, spare, next_sequence: 0 }) }
+        Self {
+            queues: ShortLock::new(Queues {
+                active: Vec::new(),
+                places: HashMap::new(),
+                idle: Vec::new(),
+                spare: Vec::new(),
+                next_sequence: 0,
+            }),
+        }
     }
 }
 
@@ -195,12 +258,13 @@ impl<T: Copy> EventQueue<T> {
 
     /// Removes and returns all pending events, in the order in which they were pushed.
     fn take_all(&self) -> Vec<Pending<T>> {
-        let mut queues = self.queues.lock();
+        let queues = &mut *self.queues.lock();
         let mut all = Vec::new();
-        while let Some(mut queue) = queues.active.pop() {
-            all.extend(queue.drain(..));
-            queues.idle.push(queue);
+        for mut queue in queues.active.drain(..) {
+            all.extend(queue.pending.drain(..));
+            queues.idle.push(queue.pending);
         }
+        queues.places.clear();
         all.sort_by_key(|pending| pending.sequence);
         all
     }
@@ -248,7 +312,7 @@ fn poll<T: Copy>(
     let mut failed = None;
     let mut at = 0;
     while at < queues.active.len() {
-        let queue = &mut queues.active[at];
+        let queue = &mut queues.active[at].pending;
         while let Some(&first) = queue.front() {
             match driver.query_event(first.event) {
                 Ok(true) => {}
@@ -265,8 +329,7 @@ fn poll<T: Copy>(
             passed(first.what);
         }
         if queue.is_empty() {
-            let queue = queues.active.swap_remove(at);
-            queues.idle.push(queue);
+            queues.deactivate(at);
         } else {
             at += 1;
         }
