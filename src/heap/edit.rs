@@ -207,7 +207,7 @@ impl Heap {
     pub(crate) fn record_use(&mut self, slot: Slot, by: StreamUse) {
         let block = self.slab.get_mut(slot);
         assert!(block.state == BlockState::Live, "only live blocks are used");
-        block.links[0] = self.uses.add(block.links[0], by);
+        block.links[0] = self.uses.add(slot, block.links[0], by);
     }
 
     /// Returns the current id of the block at `slot`.
@@ -221,7 +221,7 @@ impl Heap {
         let block = self.slab.get_mut(slot);
         assert!(block.state == BlockState::Live, "only live blocks are used");
         let uses = std::mem::replace(&mut block.links[0], Slot::NONE);
-        self.uses.clear(uses);
+        self.uses.clear(slot, uses);
     }
 
     /// Returns the other streams that use the live block at `slot`.
@@ -248,7 +248,7 @@ impl Heap {
         block.generation = block.generation.wrapping_add(1);
         let uses = std::mem::replace(&mut block.links[0], Slot(events));
         block.state = BlockState::Draining;
-        self.uses.clear(uses);
+        self.uses.clear(slot, uses);
     }
 
     /// Sets the number of events (at least 1) for which the draining block at `slot` waits.

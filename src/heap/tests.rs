@@ -153,3 +153,26 @@ fn many_equal_and_many_different_holes_keep_their_order() {
     let metadata = heap.metadata_bytes() - 2 * size_of::<FreeIndex>();
     assert!(metadata <= 128 * heap.block_count(), "{metadata} for {}", heap.block_count());
 }
+
+#[test]
+fn any_number_of_streams_use_a_block_each_once() {
+    let mut heap = small_heap();
+    let [first, second] = [(); 2].map(|()| take(&mut heap, 512).slot);
+    let by = |n: u64, captured| StreamUse { stream: StreamId(n), captured };
+    for round in 0..2 {
+        for n in 0..100 {
+            // The first use of each even stream is part of a capture only.
+            heap.record_use(first, by(n, n % 2 == 0 && round == 0));
+            heap.record_use(second, by(n / 10, false));
+        }
+        let mut uses: Vec<_> = heap.uses(first).map(|by| (by.stream.0, by.captured)).collect();
+        uses.sort_unstable();
+        assert!(uses.into_iter().eq((0..100).map(|n| (n, n % 2 == 0 && round == 0))));
+        assert_eq!(heap.uses(second).count(), 10);
+    }
+    heap.forget_uses(first);
+    assert_eq!(heap.uses(first).count(), 0);
+    heap.record_use(first, by(7, true));
+    assert!(heap.uses(first).eq([by(7, true)]), "nothing is left of the long list");
+    assert_eq!(heap.uses(second).count(), 10);
+}
