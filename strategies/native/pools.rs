@@ -22,7 +22,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use hashbrown::HashMap;
 use parking_lot::{MutexGuard, RwLock};
+use smallvec::SmallVec;
 
 use super::cell::{HeapCell, HeapKey, HeapState};
 use super::engine::{Engine, check_size};
@@ -39,11 +41,12 @@ use crate::history::SegmentLayout;
 use crate::ids::{PoolId, StreamId};
 use crate::scopes::Routed;
 
-/// The heaps of one pool: stream and heap number of each.
+/// The heaps of one pool.
 #[derive(Debug)]
 pub(super) struct PoolHeaps {
     pub(super) pool: PoolId,
-    numbers: RwLock<Vec<(StreamId, u32)>>,
+    /// The number of the heap of each stream.
+    numbers: RwLock<HashMap<StreamId, u32>>,
     /// True if the pool served a request during a capture, or a checkpoint of it was taken or restored.
     /// The graph or checkpoint refers to addresses of freed blocks, so the pool releases no memory while
     /// it has users.
@@ -88,6 +91,8 @@ pub(super) struct LentBlock {
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     pub(super) by_id: BTreeMap<PoolId, PrivatePool>,
+    /// The pools that are tags, by name. Several may have one name if at most one of them has users.
+    tags_by_name: HashMap<String, SmallVec<[PoolId; 1]>>,
     /// The numbers of the heaps of removed pools, all empty, for reuse.
     spare: Vec<u32>,
 }
@@ -105,6 +110,36 @@ impl Pools {
     pub(super) fn in_use(&mut self, pool: PoolId) -> Result<&mut PrivatePool, PoolError> {
         let found = self.get_mut(pool)?;
         if found.users == 0 { Err(PoolError::Released { pool }) } else { Ok(found) }
+    }
+
+    fn insert(&mut self, pool: PoolId, new: PrivatePool) {
+        if let Some(sleep) = &new.sleep {
+            self.add_name(pool, &sleep.options.name);
+        }
+        self.by_id.insert(pool, new);
+    }
+
+    fn add_name(&mut self, pool: PoolId, name: &str) {
+        self.tags_by_name.entry_ref(name).or_default().push(pool);
+    }
+
+    fn remove(&mut self, pool: PoolId) -> Option<PrivatePool> {
+        let removed = self.by_id.remove(&pool)?;
+        if let Some(sleep) = &removed.sleep
+            && let Some(same_name) = self.tags_by_name.get_mut(&*sleep.options.name)
+        {
+            same_name.retain(|other| *other != pool);
+            if same_name.is_empty() {
+                self.tags_by_name.remove(&*sleep.options.name);
+            }
+        }
+        Some(removed)
+    }
+
+    /// Returns true if a tag other than `pool` has users and this name.
+    pub(super) fn is_taken(&self, name: &str, pool: PoolId) -> bool {
+        let mut same_name = self.tags_by_name.get(name).into_iter().flatten();
+        same_name.any(|other| *other != pool && self.has_users(*other))
     }
 
     /// Marks the pool as referred to by graphs or checkpoints: while it has users, its memory is not
@@ -314,7 +349,7 @@ impl Engine {
             None => self.heaps.add(key, HeapState::new(self.addresses.is_kept(), policy))?,
         };
         cell.move_to(key, policy);
-        heaps.numbers.write().push((stream, cell.number));
+        heaps.numbers.write().insert(stream, cell.number);
         Ok(cell)
     }
 
@@ -325,7 +360,7 @@ impl Engine {
         let Ok(found) = growth.pools.get(pool) else { return Vec::new() };
         let numbers = found.heaps.numbers.read();
         let mut cells: Vec<_> =
-            numbers.iter().filter_map(|(_, number)| self.heaps.get(*number)).collect();
+            numbers.values().filter_map(|number| self.heaps.get(*number)).collect();
         cells.sort_by_key(|cell| cell.stream());
         cells
     }
@@ -338,15 +373,20 @@ impl Engine {
 
     /// Returns the heap of a stream in a private pool.
     pub(super) fn heap_in(&self, heaps: &PoolHeaps, stream: StreamId) -> Option<&HeapCell> {
-        let numbers = heaps.numbers.read();
-        let (_, number) = numbers.iter().find(|(of, _)| *of == stream)?;
-        self.heaps.get(*number)
+        self.heaps.get(*heaps.numbers.read().get(&stream)?)
     }
 
-    /// Removes pools that have no users, no blocks and no open scope, and are not busy.
-    pub(super) fn forget_empty_pools(&self, growth: &mut MutexGuard<'_, Growth>) {
+    /// Removes those of `pools` that have no users, no blocks and no open scope, and are not busy.
+    pub(super) fn forget_empty_pools(
+        &self,
+        growth: &mut MutexGuard<'_, Growth>,
+        pools: impl IntoIterator<Item = PoolId>,
+    ) {
         let mut forgotten = Vec::new();
-        for pool in growth.pools.freeable() {
+        for pool in pools {
+            if !growth.pools.is_freeable(pool) {
+                continue;
+            }
             if !growth.pools.get(pool).is_ok_and(|found| found.busy == 0 && found.open == 0) {
                 continue;
             }
@@ -363,7 +403,7 @@ impl Engine {
                 cell.move_to(HeapKey { pool: PoolId::NONE, stream: cell.stream() }, policy);
                 growth.pools.spare.push(cell.number);
             }
-            forgotten.extend(growth.pools.by_id.remove(&pool));
+            forgotten.extend(growth.pools.remove(pool));
         }
         let tags = forgotten.iter_mut().filter_map(|pool| pool.sleep.as_mut());
         let stores: Vec<_> = tags.flat_map(|sleep| sleep.backup.take_stores()).collect();
@@ -410,7 +450,7 @@ impl PrivatePools for Engine {
             return Err(PoolError::Taken { pool });
         }
         self.check_tag(&growth, pool, &options)?;
-        growth.pools.by_id.insert(pool, new_pool(pool, options));
+        growth.pools.insert(pool, new_pool(pool, options));
         Ok(())
     }
 
@@ -439,6 +479,9 @@ impl PrivatePools for Engine {
         }
         found.options.use_on_oom = options.use_on_oom;
         found.options.no_split = options.no_split;
+        if let Some(tag) = options.tag.as_ref().filter(|_| !is_tag) {
+            growth.pools.add_name(pool, &tag.name);
+        }
         Ok(())
     }
 
@@ -512,7 +555,7 @@ impl PrivatePools for Engine {
         growth.counters.num_sync_all_streams += 1;
         let drained = self.drain_events(Some(pool));
         self.release_pool_memory(&mut growth, pool)?;
-        self.forget_empty_pools(&mut growth);
+        self.forget_empty_pools(&mut growth, [pool]);
         drained.map_err(PoolError::Driver)
     }
 

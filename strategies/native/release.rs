@@ -77,7 +77,8 @@ impl Engine {
         if !growth.is_exact() && growth.pools.may_shrink(also) {
             note_capture_error(self.release_pool_memory(growth, also), &mut kept)?;
         }
-        self.forget_empty_pools(growth);
+        let freeable = growth.pools.freeable();
+        self.forget_empty_pools(growth, freeable);
         kept
     }
 

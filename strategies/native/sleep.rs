@@ -143,16 +143,13 @@ impl Engine {
         let Some(tag) = &options.tag else { return Ok(()) };
         let has_memory =
             self.driver.virtual_memory().is_some() && self.driver.pinned_memory().is_some();
-        let is_known = |(other, sleep): (PoolId, &Sleep)| {
-            other != pool && sleep.options.name == tag.name && growth.pools.has_users(other)
-        };
         let what = if !has_memory {
             "tags on a device without virtual memory or without pinned memory"
         } else if options.allocator.is_some() {
             "tags with segments of a user's allocator"
         } else if options.use_on_oom {
             "tags with use_on_oom"
-        } else if growth.pools.tags().any(is_known) {
+        } else if growth.pools.is_taken(&tag.name, pool) {
             "two tags of one name"
         } else {
             return Ok(());
