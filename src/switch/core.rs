@@ -7,7 +7,7 @@
 //! function under `state`. `scopes` is write-locked under none of these; threads that hold any of them,
 //! or a read lock of `scopes`, may read-lock it. Read next: `drain`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
@@ -19,7 +19,7 @@ use super::error::SwitchError;
 use super::generation::Generation;
 use super::hooks;
 use super::ledger::Ledger;
-use crate::allocator::{Caching, DeviceAllocator, Hooks};
+use crate::allocator::{Caching, DeviceAllocator, Hooks, PrivatePools};
 use crate::config::{Config, Origin};
 use crate::diagnostics;
 use crate::driver::Driver;
@@ -35,6 +35,9 @@ const FRACTION: &str = "per_process_memory_fraction";
 /// The maximum number of replaced allocators that still have live blocks.
 pub(super) const RETIRED_MAX: usize = 4096;
 
+/// The number of pools up to which those that ended are kept in the set of used pools.
+const POOLS_MIN: usize = 16;
+
 /// The state that all clones of a switchable allocator share.
 #[derive(Debug)]
 pub(super) struct Core {
@@ -47,15 +50,19 @@ pub(super) struct Core {
     pub(super) history: Arc<History>,
     pub(super) state: Mutex<SwitchState>,
     pub(super) ledger: Mutex<Ledger>,
-    /// Pools whose scope (routing of requests) is open or being opened. Write-locked only to change the
-    /// list: opening may run user functions. Read-locked while no scope may open (`no_scopes`).
-    pub(super) scopes: RecursiveRwLock<Vec<PoolId>>,
+    /// The number of scopes (routing of requests) of each pool that are open or being opened. Write-locked
+    /// only to change the numbers: opening may run user functions. Read-locked while no scope may open
+    /// (`no_scopes`).
+    pub(super) scopes: RecursiveRwLock<ScopeCounts>,
     /// Bytes held by allocators that are being dropped. They count against the limit until the drop has
     /// ended.
     pub(super) dropping_bytes: AtomicU64,
     /// Whether retired allocators may have something to release or to drop.
     pub(super) has_idle: AtomicBool,
 }
+
+/// The number of open scopes of each pool that has any.
+pub(super) type ScopeCounts = BTreeMap<PoolId, usize>;
 
 /// The state that must not change while an allocator is put in force.
 #[derive(Debug, Default)]
@@ -73,6 +80,8 @@ pub(super) struct SwitchState {
     /// Private pools of the current allocator that were created through this type and may still have
     /// users.
     pub(super) pools: BTreeSet<PoolId>,
+    /// The number of pools at which those that ended are removed from the set.
+    pub(super) pools_max: usize,
 }
 
 impl Core {
@@ -214,9 +223,9 @@ impl Core {
     fn refuse_pools(
         &self,
         state: &SwitchState,
-    ) -> Result<RecursiveRwLockReadGuard<'_, Vec<PoolId>>, SwitchError> {
+    ) -> Result<RecursiveRwLockReadGuard<'_, ScopeCounts>, SwitchError> {
         let scopes = self.scopes.read();
-        if let Some(pool) = scopes.first() {
+        if let Some(pool) = scopes.keys().next() {
             return Err(SwitchError::ScopeOpen { pool: *pool });
         }
         let current = self.generations.current();
@@ -317,6 +326,16 @@ fn sets_fraction(config: &Config, is_complete: bool) -> bool {
 }
 
 impl SwitchState {
+    /// Adds a pool of the current allocator. Removes those that ended whenever the number of pools has
+    /// doubled, so that this costs the same for any number of pools on average.
+    pub(super) fn add_pool(&mut self, pool: PoolId, pools: &dyn PrivatePools) {
+        if self.pools.len() >= self.pools_max {
+            self.pools.retain(|pool| pools.pool_users(*pool).is_some());
+            self.pools_max = POOLS_MIN.max(2 * self.pools.len());
+        }
+        self.pools.insert(pool);
+    }
+
     /// Returns the configuration in force, changed by a further string.
     fn updated(&self, text: &str) -> Result<Config, SwitchError> {
         let refused = |error| SwitchError::Configuration { text: text.to_owned(), error };

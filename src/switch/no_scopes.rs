@@ -8,7 +8,7 @@ use std::cell::Cell;
 
 use parking_lot::RecursiveRwLockReadGuard;
 
-use crate::ids::PoolId;
+use super::core::ScopeCounts;
 
 thread_local! {
     /// The number of guards that the thread holds.
@@ -18,11 +18,11 @@ thread_local! {
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct NoScopes<'c> {
-    _scopes: RecursiveRwLockReadGuard<'c, Vec<PoolId>>,
+    _scopes: RecursiveRwLockReadGuard<'c, ScopeCounts>,
 }
 
 impl<'c> NoScopes<'c> {
-    pub(super) fn new(scopes: RecursiveRwLockReadGuard<'c, Vec<PoolId>>) -> Self {
+    pub(super) fn new(scopes: RecursiveRwLockReadGuard<'c, ScopeCounts>) -> Self {
         HELD.set(HELD.get() + 1);
         Self { _scopes: scopes }
     }

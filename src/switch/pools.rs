@@ -4,6 +4,7 @@
 //! freed addresses, so nothing is switched while a pool has users. Every call about a pool therefore
 //! goes to the current allocator. A pool that was released before a switch is unknown afterwards.
 
+use std::collections::btree_map::Entry;
 use std::path::Path;
 
 use super::Switchable;
@@ -52,10 +53,11 @@ impl Switchable {
 
     fn forget_scope(&self, pool: PoolId) {
         // A thread with a `NoScopes` guard would wait for itself at `write`. But then the list is empty.
-        if self.core.scopes.read().contains(&pool) {
-            let mut scopes = self.core.scopes.write();
-            if let Some(at) = scopes.iter().position(|open| *open == pool) {
-                scopes.remove(at);
+        let is_open = self.core.scopes.read().contains_key(&pool);
+        if is_open && let Entry::Occupied(mut count) = self.core.scopes.write().entry(pool) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
             }
         }
     }
@@ -68,8 +70,7 @@ impl PrivatePools for Switchable {
         let pools = current.strategy.control().private_pools;
         let pools = pools.ok_or(PoolError::NotSupported { pool, what: "private pools" })?;
         pools.create_pool(pool, options)?;
-        state.pools.retain(|pool| pools.pool_users(*pool).is_some());
-        state.pools.insert(pool);
+        state.add_pool(pool, pools);
         Ok(())
     }
 
@@ -96,7 +97,7 @@ impl PrivatePools for Switchable {
             let what = "scopes opened from inside a release of memory";
             return Err(PoolError::NotSupported { pool, what });
         }
-        self.core.scopes.write().push(pool);
+        *self.core.scopes.write().entry(pool).or_default() += 1;
         let failed = Defer(|| self.forget_scope(pool));
         self.with_pool(pool, |pools| pools.open_scope(pool, filter))?;
         std::mem::forget(failed);
