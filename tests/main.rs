@@ -23,6 +23,7 @@ mod faults;
 mod fractions;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod fuzz_corpus;
+mod growth;
 mod history;
 #[cfg(target_os = "linux")]
 mod host;
