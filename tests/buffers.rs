@@ -16,8 +16,16 @@ use crate::common::prelude::*;
 use crate::common::machine::HostMachine;
 
 const ON: StreamId = StreamId::DEFAULT;
-const CONFS: [&str; 3] =
-    ["backend:native", "backend:native,expandable_segments:True", "backend:cudaMallocAsync"];
+const CONFS: [&str; 8] = [
+    "backend:native",
+    "backend:native,expandable_segments:True",
+    "backend:cudaMallocAsync",
+    "backend:cpu",
+    "backend:pinned",
+    "backend:cpu,layers:[front,statistics]",
+    "backend:cpu,layers:[align:4KiB,limit:1GiB]",
+    "backend:native,layers:[front,track]",
+];
 
 fn handle(machine: &impl Machine, conf: &str) -> Handle {
     let config = config(conf);
@@ -48,11 +56,100 @@ fn values_come_back_as_they_went() {
     }
 }
 
+/// Writes, reads, copies and fills buffers of a handle.
+fn use_buffers(handle: &Handle, stores_bytes: bool, what: &str) {
+    let values: Vec<u32> = (1..=3000).collect();
+    let mut vec = handle.from_slice(&values, ON).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let zeros = handle.zeroed::<u32>(3000, ON).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let mut copy = handle.uninit::<u32>(3000, ON).unwrap();
+    copy.view_mut().copy_from(&vec.view()).unwrap();
+    let [read, copied] = [vec.to_vec().unwrap(), copy.to_vec().unwrap()];
+    assert_eq!(zeros.to_vec().unwrap(), vec![0; 3000], "{what}");
+    vec.slice_mut(1..).unwrap().fill_zero().unwrap();
+    let first = vec.slice(..2).unwrap().to_vec().unwrap();
+    if stores_bytes {
+        assert_eq!((&read, &copied), (&values, &values), "{what}");
+        assert_eq!(first, [1, 0], "{what}");
+    }
+}
+
+#[test]
+fn buffers_of_every_strategy_can_be_used_on_a_device_without_bytes() {
+    for conf in CONFS {
+        let machine = SimMachine::new(256 * MIB);
+        let handle = handle(&machine, conf);
+        use_buffers(&handle, false, conf);
+        assert_eq!(handle.lost_blocks(), 0, "{conf}");
+        // The layer `front` keeps freed blocks, which are live for the allocator below.
+        assert!(live_blocks(&handle) == 0 || conf.contains("front"), "{conf}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn buffers_of_functions_of_the_user_can_be_used() {
+    let machine = HostMachine::new(256 * MIB);
+    let (gets, frees) = (machine.driver(), machine.driver());
+    let callbacks = Callbacks::new(
+        move |bytes, _, _| gets.allocate(bytes.next_multiple_of(512)).ok(),
+        move |address, bytes: u64, _, _| {
+            frees.free(address, bytes.next_multiple_of(512)).expect("it was allocated so");
+        },
+    );
+    registry::register_callbacks("buffers_own", callbacks).unwrap();
+    use_buffers(&handle(&machine, "backend:buffers_own"), true, "own functions");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn buffers_keep_their_contents_through_switches_and_are_copied_between_strategies() {
+    let machine = HostMachine::new(256 * MIB);
+    let values: Vec<u16> = (0..5000).collect();
+    for from in CONFS {
+        let handle = handle(&machine, from);
+        let before = handle.from_slice(&values, ON).unwrap();
+        for to in CONFS {
+            let what = format!("{from} to {to}");
+            handle.switch(to).unwrap();
+            use_buffers(&handle, true, &what);
+            assert_eq!(before.to_vec().unwrap(), values, "{what}");
+            let mut after = handle.uninit::<u16>(5000, ON).unwrap();
+            after.view_mut().copy_from(&before.view()).unwrap();
+            assert_eq!(after.to_vec().unwrap(), values, "{what}");
+            let mut back = handle.zeroed::<u16>(4000, ON).unwrap();
+            back.view_mut().copy_from(&after.slice(1000..).unwrap()).unwrap();
+            assert_eq!(back.to_vec().unwrap(), values[1000..], "{what}");
+        }
+        drop(before);
+        assert_eq!(handle.lost_blocks(), 0, "{from}");
+    }
+}
+
+#[test]
+fn host_memory_that_was_freed_by_its_address_is_not_accessed() {
+    let machine = SimMachine::new(64 * MIB);
+    let handle = handle(&machine, "backend:cpu");
+    let mut vec = handle.from_slice(&[7u8; 100], ON).unwrap();
+    handle.free_raw(vec.address()).unwrap();
+    let reused = handle.zeroed::<u8>(100, ON).unwrap();
+    assert_eq!(reused.address(), vec.address());
+    assert!(matches!(vec.to_vec(), Err(BufferError::Handle(HandleError::Stale { .. }))));
+    assert!(vec.view_mut().copy_from_host(&[1; 100]).is_err());
+    assert_eq!(reused.to_vec().unwrap(), [0; 100]);
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn parts_are_read_and_written_where_they_lie() {
+    for conf in CONFS {
+        write_parts(conf);
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn write_parts(conf: &str) {
     let machine = HostMachine::new(64 * MIB);
-    let handle = handle(&machine, CONFS[0]);
+    let handle = handle(&machine, conf);
     let mut vec = handle.from_slice(&[0u16, 1, 2, 3, 4, 5, 6, 7], ON).unwrap();
     assert_eq!(vec.slice(2..5).unwrap().to_vec().unwrap(), [2, 3, 4]);
     assert_eq!(vec.slice(..=1).unwrap().slice(1..).unwrap().to_vec().unwrap(), [1]);

@@ -1,8 +1,8 @@
 //! The optional capabilities of an allocator.
 
 use super::{
-    Caching, Checkpoints, Counters, CrossStream, Expandable, Hooks, PeerAccess, PrivatePools,
-    Recording, Sharing, Sleeping,
+    Caching, Checkpoints, Counters, CrossStream, Expandable, Hooks, HostBytes, PeerAccess,
+    PrivatePools, Recording, Sharing, Sleeping,
 };
 
 /// The kind of memory that an allocator's blocks are in.
@@ -65,6 +65,8 @@ pub struct Control<'a> {
     pub sharing: Option<&'a dyn Sharing>,
     /// Private pools that can be paused and resumed.
     pub sleeping: Option<&'a dyn Sleeping>,
+    /// Access to the bytes of blocks in host memory that the device does not know.
+    pub host_bytes: Option<&'a dyn HostBytes>,
     /// The history and snapshots. If a registered allocator lacks this capability, a wrapper records
     /// it.
     pub recording: Option<&'a dyn Recording>,
@@ -98,5 +100,5 @@ macro_rules! combine {
 }
 combine! {
     cross_stream caching counters hooks private_pools checkpoints expandable peer_access sharing sleeping
-    recording
+    host_bytes recording
 }

@@ -6,6 +6,7 @@
 mod control;
 mod halves;
 mod hooks;
+mod host_bytes;
 mod peers;
 mod pools;
 mod recording;
@@ -24,8 +25,10 @@ use crate::ids::{OwnerId, PoolId, StreamId};
 use crate::size::{PoolKind, REQUEST_MAX_BYTES, fraction_of_limit};
 use crate::stats::{Statistics, Usage};
 
+pub use crate::system::ByteAccess;
 pub use control::{Control, MemoryKind};
 pub use hooks::{FreeMemoryCallback, Hooks, OomObserver};
+pub use host_bytes::HostBytes;
 pub use peers::PeerAccess;
 pub use pools::{
     Checkpoints, Freed, MemoryPool, PoolCheckpoint, PoolHold, PoolOptions, PoolScope, PrivatePools,

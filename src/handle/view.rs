@@ -1,8 +1,9 @@
 //! Views of buffers, and copies between buffers and the host.
 //!
-//! All work is submitted to the buffer's stream. A view borrows its buffer, so it cannot outlive the
-//! block. A copy between buffers reads the source on the stream of the target. The free of the source then
-//! waits for that stream, so both buffers may be dropped at once.
+//! All work is submitted to the buffer's stream. Only blocks in host memory that the device does not know
+//! (`backend:cpu`) are read and written by the calling thread, before the call returns. A view borrows its
+//! buffer, so it cannot outlive the block. A copy between buffers reads the source on the stream of the
+//! target. The free of the source then waits for that stream, so both buffers may be dropped at once.
 
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
@@ -10,9 +11,11 @@ use std::ops::{Bound, RangeBounds};
 use bytemuck::Pod;
 
 use super::dlpack::ManagedTensor;
-use super::memory::BufferMemory;
+use super::memory::{BufferMemory, Released};
 use super::{BufferError, Handle};
+use crate::allocator::{ByteAccess, DeviceAllocator};
 use crate::driver::Driver;
+use crate::error::HandleError;
 use crate::ids::StreamId;
 
 /// Generates the methods that return the address and the length of a view.
@@ -114,14 +117,40 @@ impl<'a, T: Pod> DeviceView<'a, T> {
     /// [`BufferError`] when the lengths differ or the device fails.
     pub fn copy_to_host(&self, into: &mut [T]) -> Result<(), BufferError> {
         self.same_length(self.len, into.len())?;
-        self.submit(|driver, _| {
-            let into = bytemuck::cast_slice_mut(into);
-            Ok(driver.copy_to_host(into, self.address, self.stream)?)
-        })
+        self.read(bytemuck::cast_slice_mut(into), self.stream)
     }
 
-    /// Copies the values to the host. Waits for the stream. The values are zeros on a simulated device,
-    /// which stores no bytes.
+    /// Copies the bytes to the host, after the work of `stream`.
+    fn read(&self, into: &mut [u8], stream: StreamId) -> Result<(), BufferError> {
+        if self.access_on_host(&mut ByteAccess::Read(into))? {
+            return Ok(());
+        }
+        self.submit(|driver, _| Ok(driver.copy_to_host(into, self.address, stream)?))
+    }
+
+    /// Accesses the bytes if they are host memory that the device does not know. Returns false, without an
+    /// access, if the device must access them.
+    fn access_on_host(&self, access: &mut ByteAccess<'_>) -> Result<bool, BufferError> {
+        let Source::Buffer(memory) = self.source else { return Ok(false) };
+        let (Released::Block(block), Some(bytes)) =
+            (memory.kind(), self.handle.control().host_bytes)
+        else {
+            return Ok(false);
+        };
+        match bytes.access(block, self.address, access) {
+            Ok(()) => Ok(true),
+            Err(HandleError::Foreign { .. } | HandleError::UnknownAddress { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns true if the device cannot access the bytes itself.
+    fn is_on_host(&self) -> Result<bool, BufferError> {
+        self.access_on_host(&mut ByteAccess::Write(&[]))
+    }
+
+    /// Copies the values to the host. Waits for the stream. On a simulated device, which stores no bytes,
+    /// the values are zeros, except those of `backend:cpu`.
     ///
     /// # Errors
     ///
@@ -198,14 +227,20 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
     /// [`BufferError`] when the lengths differ or the device fails.
     pub fn copy_from_host(&mut self, from: &[T]) -> Result<(), BufferError> {
         self.view.same_length(from.len(), self.view.len)?;
+        self.write(bytemuck::cast_slice(from))
+    }
+
+    fn write(&mut self, from: &[u8]) -> Result<(), BufferError> {
+        if self.view.access_on_host(&mut ByteAccess::Write(from))? {
+            return Ok(());
+        }
         let DeviceView { address, stream, .. } = self.view;
-        self.view.submit(|driver, _| {
-            Ok(driver.copy_from_host(address, bytemuck::cast_slice(from), stream)?)
-        })
+        self.view.submit(|driver, _| Ok(driver.copy_from_host(address, from, stream)?))
     }
 
     /// Submits a copy from a buffer of the same device, on this buffer's stream. Does not wait for work
-    /// on the source's stream: call [`Handle::order`] before if the source is still being written.
+    /// on the source's stream: call [`Handle::order`] before if the source is still being written. If one of
+    /// the two is memory of `backend:cpu`, waits for the copy.
     ///
     /// The source may be dropped at once. Its free waits for the copy, as after
     /// [`record_stream`](super::DeviceVec::record_stream). If the source is foreign memory, or its
@@ -217,6 +252,11 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
     /// [`BufferError`] when the lengths differ, the source's block is not live or the device fails.
     pub fn copy_from(&mut self, from: &DeviceView<'_, T>) -> Result<(), BufferError> {
         self.view.same_length(from.len, self.view.len)?;
+        if from.is_on_host()? || self.view.is_on_host()? {
+            let mut bytes = vec![0; from.len * size_of::<T>()];
+            from.read(&mut bytes, self.view.stream)?;
+            return self.write(&bytes);
+        }
         let DeviceView { address, stream, .. } = self.view;
         self.view.submit(|driver, bytes| {
             let waits = from.waits_for(stream)?;
@@ -234,6 +274,10 @@ impl<'a, T: Pod> DeviceViewMut<'a, T> {
     ///
     /// [`BufferError`] when the device fails.
     pub fn fill_zero(&mut self) -> Result<(), BufferError> {
+        let size_bytes = self.view.size_bytes();
+        if self.view.access_on_host(&mut ByteAccess::Fill { byte: 0, size_bytes })? {
+            return Ok(());
+        }
         let DeviceView { address, stream, .. } = self.view;
         self.view.submit(|driver, bytes| Ok(driver.fill(address, 0, bytes, stream)?))
     }

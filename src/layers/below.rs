@@ -2,7 +2,8 @@
 //! handle into the handle of the allocator below.
 
 use crate::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, CrossStream, DeviceAllocator,
+    Allocation, BaseAllocation, ByteAccess, CacheInfo, Caching, CrossStream, DeviceAllocator,
+    HostBytes,
 };
 use crate::config::Config;
 use crate::error::{DriverError, FractionError, HandleError};
@@ -82,5 +83,17 @@ impl<L: Above> Caching for L {
 
     fn base_allocation(&self, allocation: &Allocation) -> Result<BaseAllocation, HandleError> {
         self.with_handle_below(allocation, |below| self.cache().base_allocation(below))
+    }
+}
+
+impl<L: Above> HostBytes for L {
+    fn access(
+        &self,
+        allocation: &Allocation,
+        address: u64,
+        access: &mut ByteAccess<'_>,
+    ) -> Result<(), HandleError> {
+        let bytes = self.inner().control().host_bytes.expect(PRESENT);
+        self.with_handle_below(allocation, |below| bytes.access(below, address, access))
     }
 }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::below::Above;
 use crate::allocator::{
-    Allocation, Caching, Control, CrossStream, DeviceAllocator, Request, Token,
+    Allocation, Caching, Control, CrossStream, DeviceAllocator, HostBytes, Request, Token,
 };
 use crate::error::{AllocError, AllocResult, DriverError, FreeError, HandleError};
 use crate::ids::{OwnerId, StreamId};
@@ -170,6 +170,7 @@ impl<A: DeviceAllocator, P: Placement> DeviceAllocator for Shifted<A, P> {
         Control {
             cross_stream: below.cross_stream.map(|_| self as &dyn CrossStream),
             caching: below.caching.map(|_| self as &dyn Caching),
+            host_bytes: below.host_bytes.map(|_| self as &dyn HostBytes),
             private_pools: None,
             checkpoints: None,
             sharing: None,

@@ -5,14 +5,16 @@
 //! allocators. A capability that only a retired allocator has stays available until that allocator is
 //! dropped. Until then, a call of it that goes to the current allocator fails.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use super::core::Core;
 use super::generation::Generation;
 use super::{Switchable, is_unknown, of_maker};
 use crate::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Counters, CrossStream, DeviceAllocator,
-    Expandable, ExpandableSegment, Imported, PeerAccess, Recording, Sharing,
+    Allocation, BaseAllocation, ByteAccess, CacheInfo, Caching, Counters, CrossStream,
+    DeviceAllocator, Expandable, ExpandableSegment, HostBytes, Imported, PeerAccess, Recording,
+    Sharing,
 };
 use crate::config::Config;
 use crate::error::{DriverError, DriverErrorKind, FractionError, HandleError};
@@ -137,6 +139,22 @@ impl Caching for Switchable {
         let base =
             |strategy: &Strategy| of_maker(strategy.control().caching?.base_allocation(allocation));
         self.core.call_maker(base).unwrap_or_else(|| Err(unknown_block(allocation)))
+    }
+}
+
+impl HostBytes for Switchable {
+    fn access(
+        &self,
+        allocation: &Allocation,
+        address: u64,
+        access: &mut ByteAccess<'_>,
+    ) -> Result<(), HandleError> {
+        let access = RefCell::new(access);
+        let found = self.core.call_maker(|strategy| {
+            let bytes = strategy.control().host_bytes?;
+            of_maker(bytes.access(allocation, address, &mut access.borrow_mut()))
+        });
+        found.unwrap_or_else(|| Err(unknown_block(allocation)))
     }
 }
 

@@ -323,6 +323,7 @@ impl DeviceAllocator for Switchable {
             peer_access: Some(self),
             sharing: Some(self),
             sleeping: Some(self),
+            host_bytes: Some(self),
             ..Control::default()
         };
         let of = |generation: &Generation| own.also_in(&generation.strategy.control());

@@ -2,12 +2,13 @@
 #![expect(unsafe_code, reason = "memory from the system's own functions, seen as bytes")]
 
 use std::alloc::{GlobalAlloc, Layout};
+use std::ffi::c_void;
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use super::{not_supported, refused};
+use super::{ByteAccess, not_supported, refused};
 use crate::driver::DriverResult;
 use crate::error::DriverError;
 
@@ -165,6 +166,25 @@ impl SystemBlock {
         let _ = range;
     }
 
+    /// Accesses bytes from `offset` on. Returns `None`, without an access, if they are not all inside the
+    /// block.
+    pub(crate) fn access(&mut self, offset: usize, access: &mut ByteAccess<'_>) -> Option<()> {
+        let len = usize::try_from(access.size_bytes()).ok()?;
+        let bytes = self.bytes().get_mut(offset..offset.checked_add(len)?)?;
+        match access {
+            ByteAccess::Read(into) => {
+                let (to, from) = (into.as_mut_ptr(), bytes.as_ptr());
+                // SAFETY: both ranges have `len` bytes, and they do not overlap, because each is borrowed
+                // exclusively. Bytes that were never written are copied with the values that the system
+                // left in them: the call is one of another language, where they have values.
+                unsafe { copy_bytes(to.cast(), from.cast(), len) };
+            }
+            ByteAccess::Write(from) => drop(bytes.write_copy_of_slice(from)),
+            ByteAccess::Fill { byte, .. } => bytes.fill(MaybeUninit::new(*byte)),
+        }
+        Some(())
+    }
+
     /// Marks the contents as unknown, because a caller that has the address may have written to them.
     pub(crate) fn mark_touched(&mut self) {
         self.content = Content::Unknown;
@@ -207,6 +227,12 @@ impl SystemBlock {
         }
         self.content = Content::Written;
     }
+}
+
+unsafe extern "C" {
+    /// The C library's copy of bytes, which every target has.
+    #[link_name = "memcpy"]
+    fn copy_bytes(to: *mut c_void, from: *const c_void, len: usize) -> *mut c_void;
 }
 
 /// Makes the C library release its free pages, if it supports that.

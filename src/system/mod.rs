@@ -10,6 +10,7 @@
 //! here. Unsafe code is only in `block` (the bytes), `mapping` and `peer` (system calls).
 
 mod block;
+mod byte_access;
 #[cfg(target_os = "linux")]
 mod mapping;
 #[cfg(target_os = "linux")]
@@ -23,6 +24,7 @@ use crate::driver::DriverResult;
 use crate::error::{DriverError, DriverErrorKind};
 
 pub use block::{Fill, SystemBlock};
+pub use byte_access::ByteAccess;
 #[cfg(target_os = "linux")]
 #[doc(hidden)]
 pub use peer::{Peer, peer_of};

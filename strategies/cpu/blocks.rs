@@ -152,6 +152,17 @@ impl Blocks {
         there.then(|| self.slots[slot as usize].bytes)
     }
 
+    /// Returns the memory of the live block in this slot.
+    pub(super) fn live_block(
+        &mut self,
+        slot: u32,
+        address: u64,
+        life: u64,
+    ) -> Option<&mut SystemBlock> {
+        let is_live = self.is(slot, address, Some(life), State::Live);
+        is_live.then(|| self.at(slot).block.as_mut()).flatten()
+    }
+
     /// Frees a live block. Returns its size, its stream and the slot's new generation, or `None` if that
     /// block is not live in the slot.
     #[inline]

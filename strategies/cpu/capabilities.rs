@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::{BlockId, Core, CpuAllocator, fill_of, id_of};
 use crate::allocator::{
-    Allocation, BaseAllocation, CacheInfo, Caching, Control, Counters, DeviceAllocator, MemoryKind,
-    Recording, Request,
+    Allocation, BaseAllocation, ByteAccess, CacheInfo, Caching, Control, Counters, DeviceAllocator,
+    HostBytes, MemoryKind, Recording, Request,
 };
 use crate::config::Config;
 use crate::error::{AllocResult, DriverError, FractionError, FreeError, HandleError};
@@ -50,6 +50,7 @@ impl DeviceAllocator for CpuAllocator {
             by_address: true,
             memory: MemoryKind::Host,
             hooks: Some(&self.core.hooks),
+            host_bytes: Some(self),
             recording: Some(self),
             ..Control::default()
         }
@@ -121,6 +122,27 @@ impl Caching for CpuAllocator {
         let live = self.core.blocks.lock().live_bytes_at(slot, address, Some(life));
         let size_bytes = live.ok_or(HandleError::Stale { address })?;
         Ok(BaseAllocation { address, size_bytes, expandable: false })
+    }
+}
+
+impl HostBytes for CpuAllocator {
+    /// Holds the lock of the instance during the access, so that no other thread frees the block by its
+    /// address.
+    fn access(
+        &self,
+        allocation: &Allocation,
+        address: u64,
+        access: &mut ByteAccess<'_>,
+    ) -> Result<(), HandleError> {
+        let start = allocation.address();
+        allocation.check_owner(self.core.owner)?;
+        let BlockId { slot, life } = id_of(allocation.token());
+        let mut blocks = self.core.blocks.lock();
+        let block = blocks.live_block(slot, start, life);
+        let block = block.ok_or(HandleError::Stale { address: start })?;
+        let offset = address.checked_sub(start).and_then(|offset| usize::try_from(offset).ok());
+        let done = offset.and_then(|offset| block.access(offset, access));
+        done.ok_or(HandleError::UnknownAddress { address })
     }
 }
 

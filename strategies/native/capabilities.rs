@@ -81,6 +81,7 @@ impl DeviceAllocator for Engine {
             peer_access: self.driver.peers().is_some().then_some(self as &dyn PeerAccess),
             sharing: Some(self),
             sleeping: Some(self),
+            host_bytes: None,
             recording: Some(self),
         }
     }

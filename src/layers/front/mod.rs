@@ -30,8 +30,8 @@ use parking_lot::{Mutex, RwLock};
 
 use super::below::{Above, PRESENT};
 use crate::allocator::{
-    Allocation, Caching, Control, CrossStream, DeviceAllocator, Imported, Place, PoolOptions,
-    PrivatePools, Request, ScopeFilter, Sharing,
+    Allocation, Caching, Control, CrossStream, DeviceAllocator, HostBytes, Imported, Place,
+    PoolOptions, PrivatePools, Request, ScopeFilter, Sharing,
 };
 use crate::error::{AllocError, AllocResult, DriverError, FreeError, HandleError, PoolError};
 use crate::history::SegmentLayout;
@@ -438,6 +438,7 @@ impl<A: DeviceAllocator + 'static> DeviceAllocator for Front<A> {
         Control {
             cross_stream: below.cross_stream.map(|_| self as &dyn CrossStream),
             caching: below.caching.map(|_| self as &dyn Caching),
+            host_bytes: below.host_bytes.map(|_| self as &dyn HostBytes),
             by_address: false,
             private_pools: below.private_pools.map(|_| self as &dyn PrivatePools),
             sharing: below.sharing.map(|_| self as &dyn Sharing),
