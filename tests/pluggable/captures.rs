@@ -70,6 +70,38 @@ fn a_block_whose_user_is_gone_waits_for_the_end_of_a_capture() {
     assert_eq!(active_in_the_end(&own, &device), 0);
 }
 
+/// The events for the blocks of a capture are recorded when the next scope opens. So the memory of two
+/// captures suffices.
+#[test]
+fn captures_in_a_row_reuse_the_blocks_of_earlier_ones() {
+    let device = sim();
+    let own = over(Arc::<Sim>::clone(&device), User::with_bytes(1 << 30).callbacks());
+    let (stream, side) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+    let join = |first, then| {
+        let event = device.create_event().unwrap();
+        device.record_event(event, first).unwrap();
+        device.wait_event(then, event).unwrap();
+    };
+    let (pools, pool) = (own.private_pools(), PoolId::next_capture());
+    pools.create_pool(pool, PoolOptions::default()).unwrap();
+    let reserved = [(); 4].map(|()| {
+        pools.open_scope(pool, ScopeFilter::Stream(stream)).unwrap();
+        Capture::begin(&*device, stream).unwrap();
+        join(stream, side);
+        for _ in 0..4 {
+            let block = own.take_on(4096, stream);
+            others(&own).record_stream(&block, side).unwrap();
+            own.give(block);
+        }
+        join(side, stream);
+        Capture::end(&*device, stream).unwrap();
+        pools.close_scope(pool).unwrap();
+        device.complete_all();
+        own.stats().memory_reserved()
+    });
+    assert_eq!(reserved.map(|bytes| bytes / 4096), [4, 8, 8, 8]);
+}
+
 /// The thread captures one stream and allocates on another stream.
 #[test]
 fn nothing_is_waited_for_or_reset_while_this_thread_captures() {
