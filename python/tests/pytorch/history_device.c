@@ -163,6 +163,57 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) { return *(uint64_t *)event = 0, Ok; }
 
+/* One capture at a time, of one stream. Nothing is recorded into its graph. */
+static struct {
+    int is_active;
+    cudaStream_t stream;
+    unsigned long long number;
+} capture;
+static const cudaGraph_t graph = (cudaGraph_t)0x7700;
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+    (void)mode;
+    capture.is_active = 1, capture.stream = stream, capture.number++;
+    return Ok;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *of) {
+    (void)stream;
+    capture.is_active = 0, *of = graph;
+    return Ok;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+    int is_captured = capture.is_active && stream == capture.stream;
+    *status = is_captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return Ok;
+}
+#if CUDART_VERSION >= 13000
+#define EDGES const cudaGraphEdgeData **edges,
+#else
+#define EDGES
+#endif
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                     unsigned long long *number, cudaGraph_t *of, const cudaGraphNode_t **ends,
+                                     EDGES size_t *count) {
+    cudaStreamIsCapturing(stream, status);
+    if (number) *number = capture.number;
+    if (of) *of = graph;
+    if (ends) *ends = NULL;
+#if CUDART_VERSION >= 13000
+    if (edges) *edges = NULL;
+#endif
+    if (count) *count = 0;
+    return Ok;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *made, cudaGraph_t of, unsigned long long flags) {
+    return (void)of, (void)flags, *made = (cudaGraphExec_t)0x7800, Ok;
+}
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *made, cudaGraph_t of, unsigned long long flags) {
+    return cudaGraphInstantiate(made, of, flags);
+}
+/* A graph without nodes is reported to the user with a warning. */
+cudaError_t cudaGraphGetNodes(cudaGraph_t of, cudaGraphNode_t *nodes, size_t *count) {
+    return (void)of, (void)nodes, *count = 1, Ok;
+}
+
 cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, Ok; }
 cudaError_t cudaGetDevice(int *device) { return *device = 0, Ok; }
 cudaError_t cudaGetLastError(void) {
