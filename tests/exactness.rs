@@ -173,6 +173,12 @@ fn calls_and_moments_that_no_entry_contains_are_inferred() {
         // The end of a `MemPool` releases the pool's memory alone.
         ("2.15.0.ended_pool", 8192, None, (0, 0, 0)),
         ("2.15.0.ended_pool_at_limit", 8192, Some(120.0), (0, 0, 0)),
+        // Another pool without users keeps free memory, which a retry would release too.
+        ("2.15.0.ended_pool_beside_another", 8192, Some(100.0), (0, 0, 0)),
+        // A retry would wait for all events, which complete later.
+        ("2.15.0.ended_pool_while_events_wait", 8192, Some(100.0), (0, 0, 0)),
+        // After it, the next request finds an event of another pool passed.
+        ("2.15.0.ended_pool_before_completion", 8192, None, (0, 0, 0)),
         // PyTorch releases several pools in the order of a hash table.
         ("2.12.1.graphs_dropped_together", 8192, None, (0, 0, 0)),
         ("2.15.0.graphs_dropped_together", 8192, None, (0, 0, 0)),

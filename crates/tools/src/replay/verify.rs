@@ -23,7 +23,7 @@ use super::describe;
 use super::run::{LaneWork, ReplayError, Run, check_heaps};
 use super::start::Start;
 use super::trace::{Trace, TraceEvent};
-use super::workload::{Builder, Group, Workload, groups};
+use super::workload::{Builder, Group, Workload, groups, leading_completions};
 use stratalloc::allocator::{
     Allocation, Caching, Counters, CrossStream, DeviceAllocator, PoolScope, PrivatePools,
     Recording, Request, ScopeFilter,
@@ -176,7 +176,11 @@ pub fn verify_until(
     start_history(engine.history());
     let mut groups = groups(&trace.events).peekable();
     while let Some((at, group)) = groups.next() {
-        verifier.step(at, group, groups.peek().map(|(_, next)| *next))?;
+        let next = groups.peek().map(|(_, next)| *next);
+        let mut rest = Some((at, group));
+        while let Some((at, group)) = rest {
+            rest = verifier.step(at, group, next)?;
+        }
         let differs = until == Until::FirstDifference && !verifier.result.is_exact();
         if verifier.lost || differs {
             break;
@@ -239,15 +243,16 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    /// Replays one group of events, before the group `next`.
-    fn step(
+    /// Replays one group of events, before the group `next`. Returns the rest of the group, and the index of
+    /// its first event, if the group begins with the end of a private pool.
+    fn step<'e>(
         &mut self,
         at: usize,
-        group: Group<'_>,
+        group: Group<'e>,
         next: Option<Group<'_>>,
-    ) -> Result<(), ReplayError> {
+    ) -> Result<Option<(usize, Group<'e>)>, ReplayError> {
         match group {
-            Group::Free { requested, at_once } => self.free(at, requested, at_once, next),
+            Group::Free { requested, at_once } => self.free(at, requested, at_once, next)?,
             Group::Request { events, completions, request } => {
                 let (completed, segments) = events.split_at(completions);
                 self.builder.segments(at + completions, segments);
@@ -270,16 +275,21 @@ impl Verifier<'_> {
                 while !is_retry && self.is_explicit(rest, pool, request) {
                     let taken = self.release_explicitly(at, rest)?;
                     rest = &rest[taken..];
+                    // The end of a pool waits only for events of that pool. So the request may find other
+                    // events passed, as at the start of a group.
+                    let completions = leading_completions(rest);
+                    if completions > 0 {
+                        let group = Group::Request { events: rest, completions, request };
+                        return Ok(Some((at + events.len() - rest.len(), group)));
+                    }
                 }
                 match request {
-                    Some(request) => self.request(at, rest, pool, request, is_retry),
-                    None => {
-                        self.compare(at, "unexplained", &[], rest);
-                        Ok(())
-                    }
+                    Some(request) => self.request(at, rest, pool, request, is_retry)?,
+                    None => self.compare(at, "unexplained", &[], rest),
                 }
             }
         }
+        Ok(None)
     }
 
     fn free(

@@ -149,11 +149,16 @@ pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = (usize, Grou
             .take_while(|e| e.action.is_segment() || e.action == Action::FreeCompleted)
             .count();
         let events = &rest[..run];
-        let completions = events.iter().take_while(|e| e.action == Action::FreeCompleted).count();
+        let completions = leading_completions(events);
         let request = rest.get(run).filter(|e| e.action != Action::FreeRequested);
         next += run + usize::from(request.is_some());
         Some((at, Group::Request { events, completions, request }))
     })
+}
+
+/// Returns the number of `FreeCompleted` events at the start of `events`.
+pub(super) fn leading_completions(events: &[TraceEvent]) -> usize {
+    events.iter().take_while(|event| event.action == Action::FreeCompleted).count()
 }
 
 /// The maximum number of lanes of a recording.

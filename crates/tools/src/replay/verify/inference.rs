@@ -3,6 +3,8 @@
 //! Each function compares what the recording shows with what the engine would do (`Engine::predict`). Where
 //! two explanations lead to the same events and the same state, either is taken.
 
+use std::collections::HashSet;
+
 use super::{Verifier, asked_by};
 use crate::replay::run::ReplayError;
 use crate::replay::trace::TraceEvent;
@@ -17,13 +19,13 @@ impl Verifier<'_> {
     /// 2.13 on, a pool (n, 0) is that of a capture. A capture may also use a pool of the program, (0, n):
     /// that shows only in a failed request that did not release the free memory of the default pool.
     pub(super) fn is_captured(&self, request: &TraceEvent, segments: &[TraceEvent]) -> bool {
-        let keeps_idle_memory = || {
+        let failed_at_once = || {
             request.action == Action::OutOfMemory
                 && segments.iter().all(|event| event.reserved_change() >= 0)
                 && self.engine.has_idle_memory(PoolId::DEFAULT)
         };
         private_pool(request)
-            .is_some_and(|pool| self.routing_is_capture || pool.capture != 0 || keeps_idle_memory())
+            .is_some_and(|pool| self.routing_is_capture || pool.capture != 0 || failed_at_once())
     }
 
     /// Returns true if the recorded request found no memory, waited for events and then went on without a
@@ -55,11 +57,14 @@ impl Verifier<'_> {
         let Some(request) = request.filter(|_| !first.empty_cache) else {
             return true;
         };
-        // A request that releases everything begins with the default pool.
-        if private_pool(first).is_some_and(|of| of != pool)
-            && self.engine.has_idle_memory(PoolId::DEFAULT)
-        {
-            return true;
+        // A request that releases everything waits for all events, begins with the default pool, and then
+        // grows or fails.
+        if private_pool(first).is_some_and(|of| of != pool) {
+            let grew = rest.last().is_some_and(|event| event.reserved_change() > 0);
+            let may_be_own = grew || request.action == Action::OutOfMemory;
+            if !may_be_own || self.lanes.pending() > 0 || self.keeps_idle_memory(rest) {
+                return true;
+            }
         }
         match self.engine.predict(pool, asked_by(request)) {
             Prediction::Collect(own) => is_beyond(rest, &own),
@@ -71,6 +76,19 @@ impl Verifier<'_> {
             }
             Prediction::Hit(_) | Prediction::Grow | Prediction::Refuse => true,
         }
+    }
+
+    /// Returns true if the default pool, or a private pool without users that the releases at the start of
+    /// `rest` leave out, has free memory. A request that releases private pools releases all of these.
+    fn keeps_idle_memory(&self, rest: &[TraceEvent]) -> bool {
+        let pools: &dyn PrivatePools = self.engine;
+        let releases = rest.iter().take_while(|event| event.reserved_change() < 0);
+        let released: HashSet<PoolId> = releases.filter_map(private_pool).collect();
+        let known = self.builder.workload.pools.iter().copied();
+        let mut kept = known
+            .filter(|pool| pools.pool_users(*pool) == Some(0) && !released.contains(pool))
+            .chain([PoolId::DEFAULT]);
+        kept.any(|pool| self.engine.has_idle_memory(pool))
     }
 
     /// Creates a private pool when a request first uses it.
