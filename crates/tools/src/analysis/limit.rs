@@ -80,12 +80,15 @@ pub(super) fn infer(
     let most_bytes = refusals.below_bytes.map_or(most_bytes, |below| below.min(most_bytes));
     let Bracket { exact_bytes, mut verification, mib } =
         search.bracket(refusals.least_bytes, most_bytes)?;
-    // Where the collector acts, a release before a request does not show that the request was refused.
+    // Where the collector acts, a release before a request does not show that the request was refused. But an
+    // exact replay of it shows the limit near which the collector acted.
     let collector = config.settings().garbage_collection_threshold.is_some();
     let retries = match collector {
         true => Vec::new(),
-        false => refusals.retries_in(&verification.workload),
+        false => Refusals::without_calls(&refusals.retries, &verification.workload),
     };
+    let collected = collector
+        && !Refusals::without_calls(&refusals.releases, &verification.workload).is_empty();
     let mut bytes = exact_bytes;
     if bytes > refusals.least_bytes {
         let edge = search.edge(exact_bytes / MIB, mib.start, 1);
@@ -97,8 +100,7 @@ pub(super) fn infer(
     let highest_bytes = refused.unwrap_or(most_bytes).min(most_bytes);
     let below_bytes = search.below(exact_bytes, highest_bytes, mib.end);
     let evidence = Evidence { ooms, retries: retries_of(&verification, ooms), collector };
-    let is_decided = collector && refused.is_none_or(|refused| below_bytes < refused);
-    let source = refusals.source(evidence, &retries, Some(below_bytes), is_decided);
+    let source = refusals.source(evidence, &retries, Some(below_bytes), collected);
     let limit = Limit { bytes, below_bytes: Some(below_bytes), source };
     Some(Inferred { limit, verification })
 }
@@ -117,7 +119,7 @@ pub(super) fn infer_from_retries(
     }
     let search = Search { trace, config, bound: Bound::Fraction { total_bytes } };
     let Guess::Exact(verification) = search.guess(refusals.least_bytes) else { return None };
-    let retries = refusals.retries_in(&verification.workload);
+    let retries = Refusals::without_calls(&refusals.retries, &verification.workload);
     let evidence = Evidence { retries: retries_of(&verification, 0), ..Evidence::default() };
     // A collection before a request looks like a retry too.
     let collects = config.settings().garbage_collection_threshold.is_some();
@@ -184,8 +186,8 @@ impl Search<'_> {
         // bytes.
         let slack_bytes = 64 * MIB;
         let mut mib = least_bytes.saturating_sub(slack_bytes) / MIB..most_bytes.div_ceil(MIB);
-        let mut next_bytes = least_bytes;
-        for at in 0.. {
+        let (mut next_bytes, mut is_first) = (least_bytes, true);
+        loop {
             match self.guess(next_bytes) {
                 Guess::Exact(found) => {
                     return Some(Bracket { exact_bytes: next_bytes, verification: *found, mib });
@@ -193,20 +195,20 @@ impl Search<'_> {
                 Guess::Off(Misfit::TooLow) => mib.start = next_bytes / MIB,
                 Guess::Off(Misfit::TooHigh) => mib.end = next_bytes.div_ceil(MIB),
                 // The lower bound itself is only the first guess.
-                Guess::Unknown if at == 0 => {}
+                Guess::Unknown if is_first => {}
                 Guess::Unknown => return None,
             }
+            is_first = false;
             let middle = mib.start + mib.end.checked_sub(mib.start)? / 2;
             if middle == mib.start {
                 return None;
             }
             next_bytes = middle * MIB;
         }
-        None
     }
 
-    /// Bisects between a limit that explains every decision and one that may not, in MiB, until they differ by
-    /// at most `apart_mib`.
+    /// Bisects between a limit that explains every decision and one that may not, in MiB, until they differ
+    /// by at most `apart_mib`.
     fn edge(&self, exact_mib: u64, off_mib: u64, apart_mib: u64) -> Edge {
         let mut edge = Edge { exact_mib, off_mib, verification: None };
         while edge.exact_mib.abs_diff(edge.off_mib) > apart_mib {

@@ -30,7 +30,9 @@ pub(super) struct Refusals {
     pub(super) with_free: Option<RefusedWithFree>,
     /// The requests that failed with enough free memory, each as the number of segments allocated before.
     failures: Vec<u64>,
-    /// The requests that may have been retried, in order.
+    /// The requests that allocated a segment after cached memory had been released, in order.
+    pub(super) releases: Vec<Retry>,
+    /// Those of them that may have been retried.
     pub(super) retries: Vec<Retry>,
 }
 
@@ -67,16 +69,16 @@ impl Refusals {
                 _ => walk.segment(event, &mut found),
             }
         }
-        let least_bytes = found.least_bytes;
-        found.retries.retain(|retry| retry.need_bytes > least_bytes);
+        let may_be_retry = |retry: &&Retry| retry.need_bytes > found.least_bytes;
+        found.retries = found.releases.iter().filter(may_be_retry).copied().collect();
         found
     }
 
-    /// Returns the retries of an exact replay: those before which the replay's `workload` has no explicit call
-    /// of `empty_cache`.
-    pub(super) fn retries_in(&self, workload: &Workload) -> Vec<Retry> {
+    /// Returns those of the `candidates` that an exact replay explains without an explicit call of
+    /// `empty_cache`. `workload` is that of the replay.
+    pub(super) fn without_calls(candidates: &[Retry], workload: &Workload) -> Vec<Retry> {
         let (mut requests, mut is_emptied) = (0_u64, false);
-        let mut candidates = self.retries.iter().peekable();
+        let mut candidates = candidates.iter().peekable();
         let mut found = Vec::new();
         for op in workload.ops.iter().skip(workload.seeded as usize) {
             match op {
@@ -223,7 +225,7 @@ impl Walk<'_> {
             found.least_bytes = found.least_bytes.max(before.saturating_add(tested_bytes));
             let is_own = run.is_own(event);
             if let Some(before) = run.before_release.filter(|_| is_own != Some(false)) {
-                found.retries.push(Retry {
+                found.releases.push(Retry {
                     request: self.requests,
                     grown: self.grown - run.new,
                     need_bytes: before.saturating_add(tested_bytes),
