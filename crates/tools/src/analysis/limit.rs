@@ -96,7 +96,7 @@ pub(super) fn infer(
             (bytes, verification) = (edge.exact_mib * MIB, found);
         }
     }
-    let refused = refusals.below_with(&retries);
+    let refused = refusals.below_with(&retries, exact_bytes);
     let highest_bytes = refused.unwrap_or(most_bytes).min(most_bytes);
     let below_bytes = search.below(exact_bytes, highest_bytes, mib.end);
     let evidence = Evidence { ooms, retries: retries_of(&verification, ooms), collector };
@@ -128,7 +128,7 @@ pub(super) fn infer_from_retries(
     }
     let limit = Limit {
         bytes: refusals.least_bytes,
-        below_bytes: refusals.below_with(&retries),
+        below_bytes: refusals.below_with(&retries, refusals.least_bytes),
         source: LimitSource::Probable(evidence),
     };
     Some(Inferred { limit, verification: *verification })

@@ -101,9 +101,10 @@ impl Refusals {
         retries.len() >= 2 || retries.iter().any(|retry| retry.is_proved)
     }
 
-    /// Returns the upper bound that follows from failed requests and, if there are enough, from `retries`.
-    pub(super) fn below_with(&self, retries: &[Retry]) -> Option<u64> {
-        let needs = retries.iter().map(|retry| retry.need_bytes);
+    /// Returns the upper bound that follows from failed requests and, if there are enough, from `retries`. A limit
+    /// of `exact_bytes` explains all decisions, so lower bounds are wrong.
+    pub(super) fn below_with(&self, retries: &[Retry], exact_bytes: u64) -> Option<u64> {
+        let needs = retries.iter().map(|retry| retry.need_bytes).filter(|need| *need > exact_bytes);
         let retried = needs.min().filter(|_| Self::suggest_limit(retries));
         self.below_bytes.into_iter().chain(retried).min()
     }
@@ -152,7 +153,7 @@ impl Refusals {
         if ooms == 0 || self.least_bytes == 0 || self.contradict() {
             return None;
         }
-        let below_bytes = self.below_with(&self.retries);
+        let below_bytes = self.below_with(&self.retries, self.least_bytes);
         let evidence = Evidence { ooms, retries: 0, collector: false };
         let source = self.source(evidence, &self.retries, below_bytes, false);
         Some(Limit { bytes: self.least_bytes, below_bytes, source })
