@@ -79,8 +79,8 @@ pub struct AgeClass {
     pub requested_bytes: u64,
     /// Number of blocks.
     pub blocks: u64,
-    /// At most this many requests followed each block; `None` for the oldest class, and for blocks from before
-    /// the recording.
+    /// At most this many requests followed each block; `None` for the oldest class, and for blocks from
+    /// before the recording.
     pub up_to_requests: Option<u32>,
     /// Whether the blocks were allocated before the recording began.
     pub lived_before: bool,
@@ -98,8 +98,8 @@ pub struct Holders {
     pub by_stack: Vec<Holder>,
     /// The sizes that hold the most bytes, at most [`Holders::LARGEST`] of them, largest first.
     pub by_size: Vec<SizeClass>,
-    /// All blocks by age, youngest first, and last those from before the recording. Classes without blocks are
-    /// left out.
+    /// All blocks by age, youngest first, and last those from before the recording. Classes without blocks
+    /// are left out.
     pub by_age: Vec<AgeClass>,
 }
 

@@ -163,8 +163,8 @@ fn replay_one(
     Ok(Outcome::of(verification.is_none_or(Verification::is_exact)))
 }
 
-/// Replays nothing, because there are hardly any requests. Prints the memory at the moment of the dump, unless
-/// the user wants a verification or files.
+/// Replays nothing, because there are hardly any requests. Prints the memory at the moment of the dump,
+/// unless the user wants a verification or files.
 fn without_history(args: &Replay, dump: &dump::Answer<'_>) -> Result<Outcome> {
     if args.verify || args.stats.is_some() || args.snapshot.is_some() || args.at.is_some() {
         let (name, why) = (shown(dump.name), dump.no_history);
