@@ -198,9 +198,9 @@ impl Engine {
         growth.pools.check_awake(pool)?;
         let plan = Plan::new(request.bytes, &growth.policy_of(pool), &growth.settings);
         growth.counters.num_sync_all_streams += 1;
-        self.release_and_grow(&mut growth, cell, &plan)?.or_else(|refusal| {
+        self.release_and_grow(&mut growth, cell, &plan)?.map_err(|refusal| {
             let report = self.report_out_of_memory(&mut growth, cell, &plan, refusal);
-            Err(AllocError::OutOfMemory(Box::new(report)))
+            AllocError::OutOfMemory(Box::new(report))
         })
     }
 
