@@ -61,12 +61,12 @@ fn use_buffers(handle: &Handle, stores_bytes: bool, what: &str) {
     let values: Vec<u32> = (1..=3000).collect();
     let mut vec = handle.from_slice(&values, ON).unwrap_or_else(|error| panic!("{what}: {error}"));
     let zeros = handle.zeroed::<u32>(3000, ON).unwrap_or_else(|error| panic!("{what}: {error}"));
-    let mut copy = handle.uninit::<u32>(3000, ON).unwrap();
-    copy.view_mut().copy_from(&vec.view()).unwrap();
-    let [read, copied] = [vec.to_vec().unwrap(), copy.to_vec().unwrap()];
-    assert_eq!(zeros.to_vec().unwrap(), vec![0; 3000], "{what}");
-    vec.slice_mut(1..).unwrap().fill_zero().unwrap();
-    let first = vec.slice(..2).unwrap().to_vec().unwrap();
+    let mut copy = handle.uninit::<u32>(3000, ON).expect(what);
+    copy.view_mut().copy_from(&vec.view()).expect(what);
+    let [read, copied] = [vec.to_vec().expect(what), copy.to_vec().expect(what)];
+    assert_eq!(zeros.to_vec().expect(what), vec![0; 3000], "{what}");
+    vec.slice_mut(1..).expect(what).fill_zero().expect(what);
+    let first = vec.slice(..2).expect(what).to_vec().expect(what);
     if stores_bytes {
         assert_eq!((&read, &copied), (&values, &values), "{what}");
         assert_eq!(first, [1, 0], "{what}");
@@ -150,17 +150,17 @@ fn parts_are_read_and_written_where_they_lie() {
 fn write_parts(conf: &str) {
     let machine = HostMachine::new(64 * MIB);
     let handle = handle(&machine, conf);
-    let mut vec = handle.from_slice(&[0u16, 1, 2, 3, 4, 5, 6, 7], ON).unwrap();
-    assert_eq!(vec.slice(2..5).unwrap().to_vec().unwrap(), [2, 3, 4]);
-    assert_eq!(vec.slice(..=1).unwrap().slice(1..).unwrap().to_vec().unwrap(), [1]);
-    vec.slice_mut(6..).unwrap().copy_from_host(&[60, 70]).unwrap();
-    let (mut front, mut back) = vec.view_mut().split_at_mut(4).unwrap();
-    back.slice_mut(..2).unwrap().fill_zero().unwrap();
-    front.copy_from(&back.as_view()).unwrap();
-    assert_eq!(vec.to_vec().unwrap(), [0, 0, 60, 70, 0, 0, 60, 70]);
-    let (a, b) = vec.view().split_at(0).unwrap();
+    let mut vec = handle.from_slice(&[0u16, 1, 2, 3, 4, 5, 6, 7], ON).expect(conf);
+    assert_eq!(vec.slice(2..5).expect(conf).to_vec().expect(conf), [2, 3, 4]);
+    assert_eq!(vec.slice(..=1).expect(conf).slice(1..).expect(conf).to_vec().expect(conf), [1]);
+    vec.slice_mut(6..).expect(conf).copy_from_host(&[60, 70]).expect(conf);
+    let (mut front, mut back) = vec.view_mut().split_at_mut(4).expect(conf);
+    back.slice_mut(..2).expect(conf).fill_zero().expect(conf);
+    front.copy_from(&back.as_view()).expect(conf);
+    assert_eq!(vec.to_vec().expect(conf), [0, 0, 60, 70, 0, 0, 60, 70]);
+    let (a, b) = vec.view().split_at(0).expect(conf);
     assert!(a.is_empty() && b.len() == 8);
-    assert_eq!(a.to_vec().unwrap(), [0u16; 0]);
+    assert_eq!(a.to_vec().expect(conf), [0u16; 0]);
 }
 
 #[test]
