@@ -19,6 +19,7 @@ mod read;
 mod rows;
 mod settings;
 mod token;
+mod torch;
 mod user;
 mod versions;
 
@@ -45,6 +46,7 @@ pub use settings::{
     CpuSettings, HandleType, HistorySettings, PeersSetting, PinnedNuma, PinnedRounding,
     PinnedSettings, PluggableSettings, Reserve, Settings,
 };
+pub use torch::{TorchNote, torch_notes};
 pub use user::UserKey;
 pub use versions::{Compat, Decisions, Ties, TorchVersion};
 

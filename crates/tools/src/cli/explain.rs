@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::analysis::{counted_as, without_files};
-use stratalloc::config::{Config, ExplainRow, Origin, VARIABLES};
+use stratalloc::config::{Config, ExplainRow, Origin, VARIABLES, shown, torch_notes};
 use stratalloc::driver::Driver;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc_sim::{EventMode, Sim, SimOptions};
@@ -32,18 +32,23 @@ pub(crate) struct Explain {
 }
 
 pub(crate) fn run(args: &Explain) -> Result<Outcome> {
-    let (source, config) = match &args.conf {
+    let (variable, text, config) = match &args.conf {
         Some(text) => {
             let (variable, conf) = pasted(text);
-            let source = variable.unwrap_or("the argument").to_owned();
-            (source, settings::parse("configuration", conf)?)
+            (variable, conf.to_owned(), settings::parse("configuration", conf)?)
         }
         None => {
             let environment = settings::environment()?;
-            let source = environment.source.map_or("no variable is set", |(variable, _)| variable);
-            (source.to_owned(), environment.config)
+            let (variable, text) = environment.source.unzip();
+            (variable, text.unwrap_or_default(), environment.config)
         }
     };
+    let source = match (variable, &args.conf) {
+        (Some(variable), _) => variable.to_owned(),
+        (None, Some(_)) => "the argument".to_owned(),
+        (None, None) => "no variable is set".to_owned(),
+    };
+    let notes = notes_for(variable, &text);
     let mut rows = config.explain_with(&registry::key_table());
     let defaults = Config::default().explain_with(&registry::key_table());
     let differs = |row: &ExplainRow| {
@@ -61,7 +66,8 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
     let unbuilt = why_not_built(&config);
     if args.json {
         let keys = rows.iter().filter(is_shown).map(key_json).collect::<Vec<_>>();
-        let warnings: Vec<_> = config.warnings().iter().map(ToString::to_string).collect();
+        let warnings = config.warnings().iter().map(ToString::to_string);
+        let warnings: Vec<_> = warnings.chain(notes).collect();
         let json = json!({"source": source, "keys": keys, "warnings": warnings, "error": unbuilt});
         writeln!(out(), "{json}")?;
         return Ok(if unbuilt.is_none() { Outcome::Good } else { Outcome::Unjudged });
@@ -83,6 +89,9 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
     for warning in config.warnings() {
         writeln!(out, "warning: {warning}")?;
     }
+    for note in notes {
+        writeln!(out, "note: {}", shown(&note))?;
+    }
     match unbuilt {
         None => Ok(Outcome::Good),
         Some(why) => {
@@ -90,6 +99,16 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
             Ok(Outcome::Unjudged)
         }
     }
+}
+
+/// Returns what PyTorch refuses or reads otherwise. Keys that PyTorch lacks are included only for a variable
+/// that it reads; elsewhere they are as meant for this library.
+fn notes_for(variable: Option<&str>, text: &str) -> Vec<String> {
+    if variable == Some("ALLOC_CONF") {
+        return Vec::new();
+    }
+    let notes = torch_notes(text, &registry::key_table()).into_iter();
+    notes.filter(|note| variable.is_some() || !note.lacks_key).map(|note| note.note).collect()
 }
 
 fn origin_of(row: &ExplainRow) -> String {

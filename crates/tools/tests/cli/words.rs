@@ -112,3 +112,45 @@ fn a_largest_split_that_does_nothing_in_expandable_segments_is_named() {
         assert_eq!(stderr("max_split_size_mb:64"), "", "{command}");
     }
 }
+
+#[test]
+fn explain_notes_the_values_that_pytorch_refuses() {
+    for (conf, note) in [
+        ("expandable_segments:true", "it accepts True or False only"),
+        ("expandable_segments:FALSE", "it accepts True or False only"),
+        ("expandable_segments:\"True\"", "without quotes only"),
+        ("max_split_size_mb:1GiB", "it takes the leading digits and ignores the unit"),
+        ("backend:cpu", "it has the backends native and cudaMallocAsync only"),
+        ("expandable_segments:True,expandable_segments_reserve:8GiB", "GiB as 8G, only"),
+    ] {
+        let ended = ok(&["explain", conf]);
+        assert!(
+            ended.stdout.contains("\nnote: PyTorch does not read "),
+            "{conf}: {}",
+            ended.stdout
+        );
+        assert!(ended.stdout.contains(note), "{conf}: {}", ended.stdout);
+        let warnings = ok(&["explain", conf, "--json"]).json()["warnings"].to_string();
+        assert!(warnings.contains("PyTorch does not read "), "{warnings}");
+    }
+    for conf in [
+        "expandable_segments:True, max_split_size_mb : 64",
+        "roundup_power2_divisions:[256:1,>:2]",
+        "max_split_size_mb:64MiB",
+        "garbage_collection_threshold:.8,backend:native",
+        "expandable_segments:True,expandable_segments_reserve:8G",
+        "compat:pytorch",
+        "ALLOC_CONF=expandable_segments:true,compat:pytorch",
+    ] {
+        let ended = ok(&["explain", conf]);
+        assert!(!ended.stdout.contains("note: "), "{conf}: {}", ended.stdout);
+    }
+    // A variable that PyTorch reads.
+    for (conf, key) in
+        [("compat:pytorch", "compat"), ("malloc_async_own_pool:True", "malloc_async_own_pool")]
+    {
+        let ended = ok(&["explain", &format!("PYTORCH_CUDA_ALLOC_CONF={conf}")]);
+        let note = format!("note: PyTorch has no key {key} and stops with a ValueError");
+        assert!(ended.stdout.contains(&note), "{conf}: {}", ended.stdout);
+    }
+}
