@@ -29,8 +29,9 @@ def sweep(paths, executor=None, quick=True, torch=None, output=None):
     Returns a dictionary. ``rows`` has an entry for each recording: its result, or an ``error``. ``groups``
     has an entry for each group of recordings with equal requests, the largest first, with the first
     ``difference`` from the largest. ``worst`` names the recording that needs the most memory. ``advice`` is
-    the setting with which all recordings run in the least memory, and the bytes needed with it. ``table`` is
-    the result as text.
+    the setting with which all recordings run in the least memory, and the bytes needed with it: ``paste`` is
+    the line for the environment, ``paste_for`` the allocator that reads it, and ``conf`` the value alone. ``table``
+    is the result as text.
     """
     command, paths = _command.find(), [os.fspath(path) for path in paths]
     if not paths:
@@ -138,4 +139,7 @@ def _result(command, options, paths):
     # The exit code is 2 if a recording has no result; the others have one.
     if all("error" in row for row in result["rows"]):
         raise LibraryError(result["rows"][0]["error"])
+    if result["advice"]:
+        # The string that was replayed may have keys of this library, at which PyTorch stops.
+        result["advice"]["conf"] = result["advice"]["paste"].partition("=")[2]
     return result

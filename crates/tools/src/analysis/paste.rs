@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use stratalloc::config::{Config, TorchVersion};
+use stratalloc::config::{Compat, Config, TorchVersion, torch_notes};
 use stratalloc::registry;
 
 /// A line to paste that sets a configuration, and the allocator that reads it.
@@ -26,8 +26,11 @@ impl Paste {
     /// Otherwise it is one for this library's allocator.
     pub(crate) fn of(conf: &str, torch: Option<TorchVersion>) -> Self {
         let config = Config::parse(conf, &registry::key_table()).ok();
-        let config = config.filter(|config| config.settings().compat != Default::default());
-        let oldest = config.and_then(|config| config.oldest_torch());
+        let config = config.filter(|config| config.settings().compat != Compat::Default);
+        // Values that only this library reads, such as `true`, are left to it.
+        let is_read =
+            torch_notes(conf, &registry::key_table()).iter().all(|note| note.key == "compat");
+        let oldest = config.and_then(|config| config.oldest_torch()).filter(|_| is_read);
         match (oldest, torch) {
             (Some(oldest), None) => Self::for_pytorch(format!("PyTorch {oldest} or later"), conf),
             (Some(oldest), Some(torch)) if oldest <= torch => {
@@ -103,6 +106,11 @@ mod tests {
                 "malloc_async_own_pool:True,compat:pytorch",
                 None,
                 "stratalloc: ALLOC_CONF=malloc_async_own_pool:True,compat:pytorch",
+            ),
+            (
+                "expandable_segments:true,compat:pytorch",
+                None,
+                "stratalloc: ALLOC_CONF=expandable_segments:true,compat:pytorch",
             ),
             ("max_split_size_mb:32", None, "stratalloc: ALLOC_CONF=max_split_size_mb:32"),
             ("", None, "stratalloc: "),

@@ -23,7 +23,8 @@ use super::outcome::{Outcome, Result, out, unless_closed};
 use super::recordings::{Devices, NotJudged, Recordings, limit_json};
 use super::show::Side::{Left, Right};
 use super::show::{
-    LUCK, NEED_HEADING, UNKNOWN, emphasised, joined, mib, need_cells, progress, shown_conf, table,
+    LUCK, NEED_HEADING, PYTORCHS, UNKNOWN, emphasised, joined, mib, need_cells, paste_json,
+    progress, shown_conf, table,
 };
 
 /// Arguments of `advise`.
@@ -259,6 +260,7 @@ impl Found<'_> {
         table(&mut out, &NEED_HEADING, &rows)?;
         let (searched, failed) = (advice.searched(), with_failed(recording));
         let live = mib(recording.live_peak_bytes as f64);
+        writeln!(out, "{PYTORCHS}")?;
         writeln!(out, "{searched}; live bytes alone: {live} MiB{failed}")?;
         writeln!(out, "needs: the smallest device size from which on no request fails. {BESIDES}")?;
         if recording.figures.duration_us.is_some() {
@@ -376,11 +378,12 @@ impl Found<'_> {
     fn json(&self) -> Value {
         let Self { recording, advice, .. } = *self;
         let holders = self.why.main.as_ref().map(|picture| &picture.holders);
+        let tried = |tried: &Tried| joined([tried_json(tried), paste_json(&advice.paste(tried))]);
         let found = json!({
             "trace": self.name,
             "sentence": advice.sentence_with_holder(recording, self.why),
             "headline": advice.headline(recording).name(),
-            "choice": advice.headline(recording).choice().map(tried_json),
+            "choice": advice.headline(recording).choice().map(tried),
             "torch": match advice.torch {
                 ForTorch::Unknown => None,
                 ForTorch::Set(version) | ForTorch::Shown(version) => Some(version.to_string()),
@@ -396,8 +399,8 @@ impl Found<'_> {
                 "needs_with_luck_bytes": advice.recorded.need.with_luck_bytes,
                 "duration_ms": recording.figures.duration_us.map(|us| us as f64 / 1e3),
             },
-            "best": advice.best().map(tried_json),
-            "tried": advice.tried.iter().chain(&advice.modelled).map(tried_json).collect::<Vec<_>>(),
+            "best": advice.best().map(tried),
+            "tried": advice.tried.iter().chain(&advice.modelled).map(tried).collect::<Vec<_>>(),
             "passed_over": advice.passed_over,
             "causes": self.causes_json(),
             "holders": holders.map(|holders| self.holders_json(holders)),

@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::analysis::{BESIDES, Capacity, Need, Recording, SearchOptions, Trial, measure};
+use crate::analysis::{BESIDES, Capacity, Need, Paste, Recording, SearchOptions, Trial, measure};
 use crate::replay::Trace;
 use stratalloc::config::{Compat, Config, TorchVersion, shown};
 
@@ -13,8 +13,8 @@ use super::outcome::{Outcome, Result, out, write_stderr};
 use super::recordings::{Devices, Recordings, limit_json};
 use super::show::Side::{Left, Right};
 use super::show::{
-    LUCK, NEED_HEADING, UNKNOWN, joined, mib, need_cells, progress, shown_conf, table,
-    value_or_dash,
+    LUCK, NEED_HEADING, PYTORCHS, UNKNOWN, joined, mib, need_cells, paste_json, progress,
+    shown_conf, table, value_or_dash,
 };
 
 /// Arguments of `compare`.
@@ -86,10 +86,11 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome> {
         }
         bar.finish_and_clear();
         if args.json {
-            write_json(name, &recording, &rows, args.conf.is_empty())?;
+            write_json(name, &recording, &rows, args)?;
         } else {
             rows.sort_by_key(|row| row.need.needs_bytes.unwrap_or(u64::MAX));
             write_table(name, &recording, &rows)?;
+            write_pastes(&rows, args.torch)?;
             write_difference(&recording, &rows, own_row(&confs, &recording))?;
             writeln!(out())?;
         }
@@ -188,13 +189,14 @@ fn write_json(
     name: &str,
     recording: &Recording,
     rows: &[Row],
-    with_recorded: bool,
+    args: &Compare,
 ) -> std::io::Result<()> {
     let mut out = out();
     for row in rows {
-        writeln!(out, "{}", row.json(name, recording))?;
+        let paste = paste_json(&Paste::of(&row.conf, args.torch));
+        writeln!(out, "{}", joined([row.json(name, recording), paste]))?;
     }
-    if with_recorded {
+    if args.conf.is_empty() {
         writeln!(out, "{}", recorded_json(name, recording))?;
     }
     Ok(())
@@ -283,6 +285,28 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
         if let Some(lucky) = row.need.lucky_bytes.first() {
             let (conf, bytes) = (shown_conf(&row.conf), mib(*lucky as f64));
             writeln!(out, "{conf} also ran on {bytes} MiB by luck, and failed on more.")?;
+        }
+    }
+    Ok(())
+}
+
+/// Prints the lines that set the configurations with the least need, one for each allocator.
+fn write_pastes(rows: &[Row], torch: Option<TorchVersion>) -> std::io::Result<()> {
+    let mut out = out();
+    if rows.iter().any(|row| row.conf.contains("compat:")) {
+        writeln!(out, "{PYTORCHS}")?;
+    }
+    let fits = rows.iter().filter(|row| row.need.needs_bytes.is_some());
+    let pastes: Vec<(Paste, &Row)> = fits.map(|row| (Paste::of(&row.conf, torch), row)).collect();
+    for for_pytorch in [true, false] {
+        let least = pastes.iter().find(|(paste, _)| paste.is_for_pytorch == for_pytorch);
+        if let Some((paste, row)) = least {
+            writeln!(
+                out,
+                "The least need, {} MiB: {}",
+                row.need.in_mib(),
+                shown(&paste.to_string())
+            )?;
         }
     }
     Ok(())

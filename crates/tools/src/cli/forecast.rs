@@ -9,8 +9,8 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::analysis::{
-    BESIDES, Forecast, ForecastError, Need, Recording, Sample, SearchOptions, Sizes, VALUE_MAX,
-    counted_as, near,
+    BESIDES, Forecast, ForecastError, Need, Paste, Recording, Sample, SearchOptions, Sizes,
+    VALUE_MAX, counted_as, near,
 };
 use crate::replay::{ReplayError, Trace};
 use stratalloc::config::{Config, shown};
@@ -20,7 +20,10 @@ use super::diff::change;
 use super::outcome::{BadArguments, Outcome, Result, out};
 use super::recordings::{Devices, Recordings};
 use super::show::Side::{Left, Right};
-use super::show::{emphasised, mib, progress, shown_conf, shown_path, table, value_or_dash};
+use super::show::{
+    PYTORCHS, emphasised, joined, mib, paste_json, progress, shown_conf, shown_path, table,
+    value_or_dash,
+};
 use super::size::Amount;
 
 /// Arguments of `forecast`.
@@ -245,6 +248,9 @@ impl Found<'_> {
             cells
         });
         table(&mut out, &heading, &cells.collect::<Vec<_>>())?;
+        if self.rows.iter().any(|row| row.conf.contains("compat:")) {
+            writeln!(out, "{PYTORCHS}")?;
+        }
         writeln!(out, "needs: the smallest device on which no request fails. {BESIDES}")?;
         writeln!(out)?;
         self.facts().iter().try_for_each(|fact| writeln!(out, "{fact}"))
@@ -255,7 +261,7 @@ impl Found<'_> {
         let need = |row: &Row| row.need.needs_bytes.map(|bytes| format!("{} MiB", near(bytes)));
         let [best, ..] = self.rows.as_slice() else { return String::new() };
         let Some(least) = need(best) else { return format!("{target} {}.", runs_nowhere()) };
-        let with = shown_conf(&best.conf);
+        let with = Paste::of(&best.conf, None);
         match self.rows.iter().find(|row| row.is_recorded) {
             Some(recorded) if recorded.need.needs_bytes != best.need.needs_bytes => {
                 let needs = need(recorded).map(|needs| format!("needs {needs}"));
@@ -276,7 +282,7 @@ impl Found<'_> {
         let Some(most) = best.largest else {
             return Some(format!("In {fits} it does not run even with {name}=1."));
         };
-        let with = shown_conf(&best.conf);
+        let with = Paste::of(&best.conf, None);
         Some(match self.rows.iter().find(|row| row.is_recorded) {
             Some(recorded) if recorded.largest != best.largest => {
                 let recorded = value_or_dash(recorded.largest);
@@ -339,12 +345,13 @@ impl Found<'_> {
         let needs = self.check.as_ref().and_then(|check| check.as_ref().ok());
         let error = self.check.as_ref().and_then(|check| check.as_ref().err());
         let rows = self.rows.iter().map(|row| {
-            json!({
+            let row_json = json!({
                 "conf": row.conf,
                 "is_recorded": row.is_recorded,
                 "needs_bytes": row.need.needs_bytes,
                 "largest": row.largest,
-            })
+            });
+            joined([row_json, paste_json(&Paste::of(&row.conf, None))])
         });
         json!({
             "parameter": self.target.name,

@@ -3,15 +3,19 @@
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(crate) use super::table::{Side, table, table_text};
-use crate::analysis::{Need, Recording};
+use crate::analysis::{Need, Paste, Recording};
 use stratalloc::config::shown;
 
 /// The note below tables in which a need depends on the addresses that the device assigns.
 pub(crate) const LUCK: &str = "with luck: which of two free blocks of one size is taken depends on their \
     addresses; three orders of addresses were replayed, and needs is the largest result";
+
+/// The note below tables with rows that make PyTorch's decisions.
+pub(crate) const PYTORCHS: &str = "compat:pytorch: replayed with PyTorch's decisions; a line for PyTorch is without \
+    this key, which only stratalloc has";
 
 /// Formats bytes as mebibytes with one decimal.
 pub(crate) fn mib(bytes: f64) -> String {
@@ -61,6 +65,12 @@ pub(crate) fn need_cells(
         value_or_dash(cost.map(|cost| device_ms(cost.device_ns, recorded_us))),
         mib(need.reserved_unlimited_bytes as f64),
     ]
+}
+
+/// Returns the line that sets a setting and the allocator that reads it, as JSON. The line is empty if nothing
+/// has to be set.
+pub(crate) fn paste_json(paste: &Paste) -> Value {
+    json!({"paste": paste.set, "paste_for": paste.allocator})
 }
 
 /// Merges JSON objects into one.

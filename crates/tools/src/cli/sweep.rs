@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use crate::analysis::{
-    AdviceOptions, Advised, Found, Group, Scanned, State, Sweep, counted_as, grouped,
+    AdviceOptions, Advised, Found, Group, Paste, Scanned, State, Sweep, counted_as, grouped,
 };
 use crate::replay::Trace;
 use crate::report;
@@ -18,7 +18,7 @@ use super::outcome::{BadArguments, Outcome, Result, out, write_stderr};
 use super::recordings::Recordings;
 use super::report::Target;
 use super::show::Side::{Left, Right};
-use super::show::{joined, mib, progress, shown_conf, table, table_text};
+use super::show::{joined, mib, paste_json, progress, shown_conf, table, table_text};
 use super::{files, settings};
 
 /// Arguments of `sweep`.
@@ -111,7 +111,7 @@ pub(crate) fn run(args: &SweepArguments) -> Result<Outcome> {
     };
     let Some(found) = done? else { return Ok(Outcome::Good) };
     if let Some(target) = target {
-        target.write(report::sweep_page(&found, &names(args)).as_bytes())?;
+        target.write(report::sweep_page(&found, &names(args), args.torch).as_bytes())?;
     }
     write(args, &found)?;
     let is_complete = found.analysed().count() == found.groups.len() && found.unread.is_empty();
@@ -253,7 +253,7 @@ impl Job<'_> {
 
     fn group_json(&self, at: usize, group: &Group, largest: usize) -> Value {
         let names = group.members.iter().map(|index| self.name(*index));
-        group_json(at, group, names.collect(), &self.name(largest))
+        group_json(at, group, names.collect(), &self.name(largest), self.args.torch)
     }
 }
 
@@ -268,19 +268,34 @@ fn with_error<T: serde::Serialize>(object: Value, result: &Result<T, String>) ->
     ])
 }
 
-fn group_json(at: usize, group: &Group, names: Vec<String>, largest: &str) -> Value {
+/// Adds the line that sets the best setting to the result of a group.
+fn with_paste(object: Value, group: &Group, torch: Option<TorchVersion>) -> Value {
+    let object = with_error(object, &group.advised);
+    match &group.advised {
+        Ok(advised) => joined([object, paste_json(&Paste::of(&advised.best_conf, torch))]),
+        Err(_) => object,
+    }
+}
+
+fn group_json(
+    at: usize,
+    group: &Group,
+    names: Vec<String>,
+    largest: &str,
+    torch: Option<TorchVersion>,
+) -> Value {
     let difference = group.difference.as_ref().map(|difference| {
         joined([json!({"sentence": difference.sentence(largest)}), json!(difference)])
     });
     let object = json!({"group": at + 1, "recordings": names, "difference": difference});
-    with_error(object, &group.advised)
+    with_paste(object, group, torch)
 }
 
 /// Prints the results.
 fn write(args: &SweepArguments, found: &Found) -> io::Result<()> {
     let names = names(args);
-    let (heading, rows) = rows(found, &names);
-    let facts = facts(found, &names);
+    let (heading, rows) = rows(found, &names, args.torch);
+    let facts = facts(found, &names, args.torch);
     let mut out = out();
     if !args.json {
         table(&mut out, &heading, &rows)?;
@@ -295,12 +310,15 @@ fn write(args: &SweepArguments, found: &Found) -> io::Result<()> {
         let members: Vec<String> = group.members.iter().map(|at| names[*at].clone()).collect();
         for index in &group.members {
             let row = json!({"recording": names[*index], "group": at + 1});
-            of_all[*index] = Some(with_error(row, &group.advised));
+            of_all[*index] = Some(with_paste(row, group, args.torch));
         }
-        group_json(at, group, members, largest)
+        group_json(at, group, members, largest, args.torch)
     });
     let groups: Vec<Value> = groups.collect();
-    let advice = found.advice().map(|(conf, bytes)| json!({"conf": conf, "needs_bytes": bytes}));
+    let advice = found.advice().map(|(conf, bytes)| {
+        let paste = paste_json(&Paste::of(conf, args.torch));
+        joined([json!({"conf": conf, "needs_bytes": bytes}), paste])
+    });
     let lines = facts.iter().map(|fact| format!("\n{}", shown(fact)));
     let text = table_text(&heading, &rows).trim_end().to_owned() + &lines.collect::<String>();
     let all = json!({
@@ -316,7 +334,7 @@ fn write(args: &SweepArguments, found: &Found) -> io::Result<()> {
 type Rows = (Vec<(&'static str, super::show::Side)>, Vec<Vec<String>>);
 
 /// Returns the table of the groups.
-fn rows(found: &Found, names: &[String]) -> Rows {
+fn rows(found: &Found, names: &[String], torch: Option<TorchVersion>) -> Rows {
     let need = |bytes: Option<u64>| bytes.map_or_else(|| "none fits".to_owned(), |b| mib(b as f64));
     let worst = found.worst().map(|group| group.analysed);
     let row = |group: &Group| {
@@ -325,7 +343,8 @@ fn rows(found: &Found, names: &[String]) -> Rows {
         let name = format!("{}{mark}", names[group.analysed]);
         row.extend(match &group.advised {
             Ok(Advised { needs_bytes, best_needs_bytes, best_conf, .. }) => {
-                [need(*needs_bytes), need(*best_needs_bytes), shown_conf(best_conf), name]
+                let set = shown_conf(&Paste::of(best_conf, torch).set);
+                [need(*needs_bytes), need(*best_needs_bytes), set, name]
             }
             Err(error) => {
                 ["-".to_owned(), "-".to_owned(), "-".to_owned(), format!("{name}: {error}")]
@@ -344,7 +363,7 @@ fn rows(found: &Found, names: &[String]) -> Rows {
 }
 
 /// Returns the lines below the table: the recordings that differ, those without a result, and the advice.
-fn facts(found: &Found, names: &[String]) -> Vec<String> {
+fn facts(found: &Found, names: &[String], torch: Option<TorchVersion>) -> Vec<String> {
     let mut facts = Vec::new();
     let largest = found.largest(names);
     let others = found.groups.iter().filter_map(|group| Some((group, group.difference.as_ref()?)));
@@ -362,7 +381,7 @@ fn facts(found: &Found, names: &[String]) -> Vec<String> {
         None if found.groups.is_empty() => "No recording has a result.".to_owned(),
         None => format!("No setting that was tried suits {of}."),
         Some((conf, bytes)) => {
-            format!("For {of}: {}, in {} MiB.", shown_conf(conf), mib(bytes as f64))
+            format!("For {of}: {}, in {} MiB.", Paste::of(conf, torch), mib(bytes as f64))
         }
     });
     facts

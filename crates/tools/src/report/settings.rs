@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::analysis::{
-    Advice, Capacity, Need, Recording, SearchOptions, Tried, watch, without_files,
+    Advice, Capacity, ForTorch, Need, Paste, Recording, SearchOptions, Tried, watch, without_files,
 };
 use crate::replay::{Op, ReplayError};
 use stratalloc::config::Config;
@@ -15,6 +15,10 @@ use super::sheet::differences;
 #[derive(Debug, Serialize)]
 pub(crate) struct NeedData {
     conf: String,
+    /// The line that sets the setting; empty if nothing has to be set.
+    paste: String,
+    /// The allocator that reads the line.
+    paste_for: String,
     recorded: bool,
     /// Whether the setting was replayed on a model of the driver only.
     model: bool,
@@ -76,6 +80,10 @@ pub(crate) fn settings(
         }
     }
     let columns = columns_of_ops(recording, lives);
+    let torch = match advice.torch {
+        ForTorch::Set(version) => Some(version),
+        ForTorch::Shown(_) | ForTorch::Unknown => None,
+    };
     let mut all = Vec::new();
     for (at, (Tried { conf, need, .. }, config)) in chosen.into_iter().enumerate() {
         let at_need = match need.needs_bytes {
@@ -86,7 +94,10 @@ pub(crate) fn settings(
         };
         let unlimited = curve(recording, &config, Capacity::Endless, &columns)?;
         let cost = need.cost;
+        let paste = Paste::of(&conf, torch);
         all.push(NeedData {
+            paste: paste.set,
+            paste_for: paste.allocator,
             recorded: at == 0,
             model: advice.modelled.as_ref().is_some_and(|modelled| modelled.conf == conf),
             asked: asked.iter().any(|(_, known)| known.settings() == config.settings()),

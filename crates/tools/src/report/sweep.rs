@@ -1,21 +1,23 @@
 //! The page of a sweep: a table of its groups, without scripts.
 
 use super::page::STYLE;
-use crate::analysis::{Advised, Found, Group, grouped, near};
+use crate::analysis::{Advised, Found, Group, Paste, grouped, near};
+use stratalloc::config::TorchVersion;
 
 /// The maximum number of recordings that are named for each group and of those that could not be read.
 const NAMED: usize = 100;
 
 /// Returns a page with the groups of a sweep. `names` are those of all recordings.
-pub(crate) fn sweep_page(found: &Found, names: &[String]) -> String {
+pub(crate) fn sweep_page(found: &Found, names: &[String], torch: Option<TorchVersion>) -> String {
     let largest = found.largest(names);
     let worst = found.worst().map(|group| group.analysed);
-    let rows: String = found.groups.iter().map(|group| row(group, largest, worst, names)).collect();
+    let row = |group| row(group, largest, worst, names, torch);
+    let rows: String = found.groups.iter().map(row).collect();
     let of = found.partial().unwrap_or_else(|| "All recordings".to_owned());
     let advice = match found.advice() {
         Some((conf, bytes)) => {
-            let conf = if conf.is_empty() { "the defaults" } else { conf };
-            format!("{of} run in {} MiB with <b>{}</b>.", near(bytes), escaped(conf))
+            let paste = Paste::of(conf, torch).to_string();
+            format!("{of} run in {} MiB with <b>{}</b>.", near(bytes), escaped(&paste))
         }
         None => "No setting that was tried suits all recordings with a result.".to_owned(),
     };
@@ -45,12 +47,19 @@ pub(crate) fn sweep_page(found: &Found, names: &[String]) -> String {
     )
 }
 
-fn row(group: &Group, largest: &str, worst: Option<usize>, names: &[String]) -> String {
+fn row(
+    group: &Group,
+    largest: &str,
+    worst: Option<usize>,
+    names: &[String],
+    torch: Option<TorchVersion>,
+) -> String {
     let need = |bytes: Option<u64>| bytes.map_or_else(|| "none fits".to_owned(), near);
     let (needs, best, text) = match &group.advised {
         Ok(Advised { needs_bytes, best_needs_bytes, best_conf, sentence, .. }) => {
+            let best = Paste::of(best_conf, torch).to_string();
             let text =
-                format!("<td class=\"text\">{}<br>{}</td>", escaped(best_conf), escaped(sentence));
+                format!("<td class=\"text\">{}<br>{}</td>", escaped(&best), escaped(sentence));
             (need(*needs_bytes), need(*best_needs_bytes), text)
         }
         Err(error) => {

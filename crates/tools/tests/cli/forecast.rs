@@ -102,7 +102,12 @@ fn replays_write_no_files_and_the_recorded_configuration_wins_ties() {
         ["--conf", "large_segment_size_mb:20", "--conf", "compat:pytorch", "--fits", "8GiB"];
     let text = ok(&[&args[..], &confs].concat()).stdout;
     let lines: Vec<&str> = text.lines().take(2).collect();
-    assert!(lines.iter().all(|line| line.ends_with(" with compat:pytorch.")), "{lines:?}");
+    assert!(
+        lines
+            .iter()
+            .all(|line| line.ends_with(" with the default settings of PyTorch 2.1 or later.")),
+        "{lines:?}"
+    );
 }
 
 /// Returns a recording with blocks of these sizes, all of which stay live.

@@ -19,6 +19,7 @@ mod luck;
 mod made;
 mod needs;
 mod newer;
+mod pastes;
 mod pluggable;
 mod report;
 mod sweep;

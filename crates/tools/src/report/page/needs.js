@@ -1,6 +1,9 @@
 // Shows the need of the recording under several settings, and how much memory each setting reserves.
 
-const settingName = (row) => (row.recorded ? "as recorded: " : "") + (row.conf || "(default)") + (row.model ? " (a model)" : "");
+/// Returns the value to set and the allocator that accepts it. The string that was replayed may have keys that
+/// PyTorch lacks.
+const settingName = (row) => (row.recorded ? "as recorded: " : "") + (row.paste.replace(/^\w+=/, "") || "(default)") +
+  (row.paste_for.startsWith("PyTorch") ? " in PyTorch" : "") + (row.model ? " (a model)" : "");
 
 const withLuck = (row) => row.with_luck == null ? "" : ` (${needed(row.with_luck)} with luck)`;
 
