@@ -1,7 +1,7 @@
 //! Configuration strings that this library accepts and PyTorch refuses or reads otherwise.
 //!
-//! Source: PyTorch's `AllocatorConfig`, measured with 2.15.0. Booleans are `True` or `False` and nothing else;
-//! whole numbers are read up to the first other character; a double quote is part of a word.
+//! Source: PyTorch's `AllocatorConfig`, measured with 2.15.0. Booleans are `True` or `False` and nothing
+//! else; whole numbers are read up to the first other character; a double quote is part of a word.
 
 use super::keys::{Key, KeyTable, Known};
 use super::parse::{Entry, entries};
@@ -19,8 +19,8 @@ pub struct TorchNote {
     pub note: String,
 }
 
-/// Returns the parts of a configuration string that PyTorch refuses or reads otherwise, in order. A string that
-/// cannot be parsed has none. Keys that only newer versions have are not among them: see
+/// Returns the parts of a configuration string that PyTorch refuses or reads otherwise, in order. A string
+/// that cannot be parsed has none. Keys that only newer versions have are not among them: see
 /// [`Config::is_accepted_by`](super::Config::is_accepted_by).
 #[must_use]
 pub fn torch_notes(text: &str, table: &KeyTable) -> Vec<TorchNote> {

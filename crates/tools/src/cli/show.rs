@@ -67,8 +67,8 @@ pub(crate) fn need_cells(
     ]
 }
 
-/// Returns the line that sets a setting and the allocator that reads it, as JSON. The line is empty if nothing
-/// has to be set.
+/// Returns the line that sets a setting and the allocator that reads it, as JSON. The line is empty if
+/// nothing has to be set.
 pub(crate) fn paste_json(paste: &Paste) -> Value {
     json!({"paste": paste.set, "paste_for": paste.allocator})
 }
