@@ -101,8 +101,8 @@ impl Refusals {
         retries.len() >= 2 || retries.iter().any(|retry| retry.is_proved)
     }
 
-    /// Returns the upper bound that follows from failed requests and, if there are enough, from `retries`. A limit
-    /// of `exact_bytes` explains all decisions, so lower bounds are wrong.
+    /// Returns the upper bound that follows from failed requests and, if there are enough, from `retries`. A
+    /// limit of `exact_bytes` explains all decisions, so lower bounds are wrong.
     pub(super) fn below_with(&self, retries: &[Retry], exact_bytes: u64) -> Option<u64> {
         let needs = retries.iter().map(|retry| retry.need_bytes).filter(|need| *need > exact_bytes);
         let retried = needs.min().filter(|_| Self::suggest_limit(retries));
@@ -314,6 +314,16 @@ mod tests {
         assert_eq!(needs(explicit), [0; 0], "the label shows an explicit call");
         events.extend(grow(70));
         assert_eq!(needs(events), [0; 0], "250 MiB were reserved later");
+    }
+
+    #[test]
+    fn an_upper_bound_is_above_a_limit_that_explains_all_decisions() {
+        let retry = |mib| Retry { request: 0, grown: 0, need_bytes: mib * MIB, is_proved: true };
+        let found = Refusals { below_bytes: Some(300 * MIB), ..Refusals::default() };
+        let below = |retries: &[Retry]| found.below_with(retries, 250 * MIB).map(|b| b / MIB);
+        assert_eq!(below(&[]), Some(300));
+        assert_eq!(below(&[retry(240), retry(280)]), Some(280));
+        assert_eq!(below(&[retry(240)]), Some(300));
     }
 
     #[test]

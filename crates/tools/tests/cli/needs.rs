@@ -1,6 +1,6 @@
 //! Needs of recordings, including recordings with a limit and recordings that lack their beginning.
 
-use stratalloc_tools::analysis::{Capacity, Figures, Memory, Recording, measure};
+use stratalloc_tools::analysis::{Capacity, Figures, LimitSource, Memory, Recording, measure};
 use stratalloc_tools::replay::{Limits, Op, Trace, reader};
 
 use super::*;
@@ -103,6 +103,7 @@ fn limits_are_found_in_recordings() {
         assert!(off < 0.02, "{name}: {limit:?}");
         // Both ends are found to a thousandth.
         let below = limit.below_bytes.unwrap() as f64;
+        assert!(matches!(limit.source, LimitSource::Inferred(_)), "{name}: {limit:?}");
         let is_within = limit.bytes as f64 <= fraction * h200 * 1.001 && below > fraction * h200;
         assert!(is_within, "{name}: {limit:?}");
         assert_eq!(recording.figures.retries.is_some(), recording.exact.is_some());
