@@ -121,9 +121,9 @@ pub(super) fn infer_from_retries(
     let Guess::Exact(verification) = search.guess(refusals.least_bytes) else { return None };
     let retries = Refusals::without_calls(&refusals.retries, &verification.workload);
     let evidence = Evidence { retries: retries_of(&verification, 0), ..Evidence::default() };
-    // A collection before a request looks like a retry too.
-    let collects = config.settings().garbage_collection_threshold.is_some();
-    if !Refusals::suggest_limit(&retries) || (collects && evidence.retries < 2) {
+    // A collection, or a release of a block that would have served the request, looks like a retry too.
+    let least = if retries.iter().any(|retry| retry.is_proved) { 1 } else { 2 };
+    if !Refusals::suggest_limit(&retries) || evidence.retries < least {
         return None;
     }
     let limit = Limit {
