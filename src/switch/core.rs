@@ -8,6 +8,7 @@
 //! or a read lock of `scopes`, may read-lock it. Read next: `drain`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
@@ -34,9 +35,6 @@ const FRACTION: &str = "per_process_memory_fraction";
 
 /// The maximum number of replaced allocators that still have live blocks.
 pub(super) const RETIRED_MAX: usize = 4096;
-
-/// The number of pools up to which those that ended are kept in the set of used pools.
-const POOLS_MIN: usize = 16;
 
 /// The state that all clones of a switchable allocator share.
 #[derive(Debug)]
@@ -80,8 +78,8 @@ pub(super) struct SwitchState {
     /// Private pools of the current allocator that were created through this type and may still have
     /// users.
     pub(super) pools: BTreeSet<PoolId>,
-    /// The number of pools at which those that ended are removed from the set.
-    pub(super) pools_max: usize,
+    /// The pool of the set that was last checked for having ended.
+    pub(super) last_checked: PoolId,
 }
 
 impl Core {
@@ -326,12 +324,17 @@ fn sets_fraction(config: &Config, is_complete: bool) -> bool {
 }
 
 impl SwitchState {
-    /// Adds a pool of the current allocator. Removes those that ended whenever the number of pools has
-    /// doubled, so that this costs the same for any number of pools on average.
+    /// Adds a pool of the current allocator. Checks the next two pools of the set and removes those that
+    /// ended, so that the set has at most about twice as many pools as there are.
     pub(super) fn add_pool(&mut self, pool: PoolId, pools: &dyn PrivatePools) {
-        if self.pools.len() >= self.pools_max {
-            self.pools.retain(|pool| pools.pool_users(*pool).is_some());
-            self.pools_max = POOLS_MIN.max(2 * self.pools.len());
+        for _ in 0..2 {
+            let behind = (Bound::Excluded(self.last_checked), Bound::Unbounded);
+            let next = self.pools.range(behind).next().or_else(|| self.pools.first());
+            let Some(next) = next.copied() else { break };
+            self.last_checked = next;
+            if pools.pool_users(next).is_none() {
+                self.pools.remove(&next);
+            }
         }
         self.pools.insert(pool);
     }
