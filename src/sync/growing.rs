@@ -133,8 +133,8 @@ impl<T> Table<T> {
     fn from(&self, key: u64) -> impl Iterator<Item = &Entry<T>> {
         // Keys are often addresses with equal low bits, so the high bits of a product are used.
         let hash = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift;
-        let (before, behind) = self.entries.split_at(usize::try_from(hash).unwrap_or(0));
-        behind.iter().chain(before)
+        let (first, len) = (usize::try_from(hash).unwrap_or(0), self.entries.len());
+        (0..len).map(move |step| &self.entries[(first + step) & (len - 1)])
     }
 }
 
