@@ -63,10 +63,18 @@ pub enum Case {
     RecordStream,
     /// Allocates and frees 512 bytes on this many streams in turn.
     Streams(u32),
+    /// Allocates and frees 512 bytes on this many streams in turn, and reads the usage.
+    Usage(u32),
+    /// Allocates and frees 512 bytes in the default pool while this many scopes are open.
+    Scopes(u32),
+    /// Creates and releases a pool while there are this many others.
+    Pools(u32),
+    /// Records one of the uses of a block by [`STEPS`] streams, and waits for it after the free.
+    Uses,
 }
 
 /// All cases, in the order of the table.
-pub const CASES: [Case; 15] = [
+pub const CASES: [Case; 20] = [
     Case::Replay { name: "llama_var.default", operations: 47_180 },
     Case::Replay { name: "resnet50.default", operations: 10_169 },
     Case::Replay { name: "serve.default", operations: 10_100 },
@@ -82,6 +90,11 @@ pub const CASES: [Case; 15] = [
     Case::Streams(2),
     Case::Streams(8),
     Case::Streams(128),
+    Case::Streams(16_384),
+    Case::Usage(4096),
+    Case::Scopes(1000),
+    Case::Pools(4000),
+    Case::Uses,
 ];
 
 /// The number of steps in each round of every case except replays.
@@ -99,6 +112,10 @@ impl Case {
             Self::Mix => "mix:4096live".to_owned(),
             Self::RecordStream => "record_stream:64KiB".to_owned(),
             Self::Streams(streams) => format!("streams:{streams}"),
+            Self::Usage(streams) => format!("usage:{streams}"),
+            Self::Scopes(scopes) => format!("scopes:{scopes}"),
+            Self::Pools(pools) => format!("pools:{pools}"),
+            Self::Uses => format!("uses:{STEPS}"),
         }
     }
 

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
+use stratalloc::allocator::{Allocation, DeviceAllocator, PoolOptions, Request, ScopeFilter};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::handle::Handle;
-use stratalloc::ids::StreamId;
+use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
@@ -83,7 +83,62 @@ impl Case {
                 let strategy = strategy("backend:native", false).0;
                 Prepared::new(move || {
                     for step in 0..steps {
-                        pair(&strategy, StreamId(0x1000 + u64::from(step % streams) * 0x100));
+                        pair(&strategy, nth_stream(step % streams));
+                    }
+                })
+            }
+            Self::Usage(streams) => {
+                let strategy = strategy("backend:native", false).0;
+                (0..2 * streams).for_each(|n| pair(&strategy, nth_stream(n % streams)));
+                Prepared::new(move || {
+                    for step in 0..steps {
+                        pair(&strategy, nth_stream(step % streams));
+                        assert_eq!(strategy.usage().live_blocks, 0);
+                    }
+                })
+            }
+            Self::Scopes(scopes) => {
+                let strategy = strategy("backend:native", false).0;
+                let pools = strategy.control().private_pools.expect(POOLS);
+                for n in 0..scopes {
+                    let filter = ScopeFilter::Stream(nth_stream(n));
+                    pools.open_scope(PoolId::next_user(), filter).expect(POOLS);
+                }
+                Prepared::new(move || (0..steps).for_each(|_| pair(&strategy, StreamId::DEFAULT)))
+            }
+            Self::Pools(count) => {
+                let (strategy, device) = strategy("backend:native", false);
+                let handle = Handle::new(strategy, device);
+                let create = |handle: &Handle| {
+                    let pools = handle.control().private_pools.expect(POOLS);
+                    let pool = PoolId::next_user();
+                    pools.create_pool(pool, PoolOptions::default()).expect(POOLS);
+                    pool
+                };
+                (0..count).for_each(|_| _ = create(&handle));
+                Prepared::new(move || {
+                    for _ in 0..steps {
+                        let pool = create(&handle);
+                        let pools = handle.control().private_pools.expect(POOLS);
+                        pools.release_pool(pool).expect(POOLS);
+                        pools.empty_pool(pool).expect(POOLS);
+                    }
+                })
+            }
+            Self::Uses => {
+                let (strategy, device) = strategy("backend:native", false);
+                Prepared::new(move || {
+                    let cross =
+                        strategy.control().cross_stream.expect("the engine supports streams");
+                    for _ in 0..rounds.count() {
+                        let request = Request::new(512, StreamId::DEFAULT);
+                        let block = strategy.allocate(request).expect(FITS);
+                        for n in 0..STEPS {
+                            cross.record_stream(&block, nth_stream(n)).expect(LIVE);
+                        }
+                        strategy.free(block).expect(LIVE);
+                        device.complete_all();
+                        cross.process_events().expect("the device works");
                     }
                 })
             }
@@ -93,6 +148,12 @@ impl Case {
 
 const FITS: &str = "cases fit the device";
 const LIVE: &str = "the block is live";
+const POOLS: &str = "the engine has private pools";
+
+/// Returns one of many streams. None is the default stream.
+fn nth_stream(n: u32) -> StreamId {
+    StreamId(0x1000 + u64::from(n) * 0x100)
+}
 
 /// A case after its preparation.
 pub struct Prepared(Box<dyn FnMut()>);
