@@ -57,14 +57,10 @@ enum State {
 }
 
 /// A device whose work is done at once. It checks that an event is not recorded again while it is in use.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Device(Mutex<Vec<State>>);
 
 impl Device {
-    pub fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
-    }
-
     fn pass(&self, event: EventId) {
         let index = usize::try_from(event.0).expect("events are few");
         let state = &mut self.0.lock().expect("no thread panics with the lock")[index];

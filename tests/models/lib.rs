@@ -7,6 +7,11 @@
 
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "models use a part of each file")]
 #![allow(missing_docs, reason = "only the models of this package use it")]
+#![allow(
+    clippy::missing_panics_doc,
+    clippy::missing_errors_doc,
+    reason = "models panic if they fail"
+)]
 
 pub mod driver;
 #[path = "../../src/event_queue.rs"]

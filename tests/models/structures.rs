@@ -178,7 +178,7 @@ pub fn a_growing_map_loses_no_value_to_readers() {
 /// Each event is reported once, while other threads push, poll and drain.
 pub fn the_event_queue_reports_each_event_once() {
     model(|| {
-        let (queue, device) = (Arc::new(EventQueue::default()), Arc::new(Device::new()));
+        let (queue, device) = (Arc::new(EventQueue::default()), Arc::new(Device::default()));
         queue.return_unused(&[]);
         let push = |queue: &EventQueue<u32>, device: &Device, item: u32| {
             let recorded = queue.record(device, [StreamId(1)]).expect("the device works");
