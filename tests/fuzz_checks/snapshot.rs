@@ -9,7 +9,7 @@ use stratalloc::history::{Action, SegmentLayout};
 use stratalloc::ids::PoolId;
 use stratalloc::size::PoolKind;
 use stratalloc_tools::replay::reader::{Limits, read_bytes};
-use stratalloc_tools::replay::{Trace, TraceEvent};
+use stratalloc_tools::replay::{MissingEntries, Trace, TraceEvent};
 
 use super::recording;
 
@@ -26,9 +26,11 @@ pub(crate) fn check(bytes: &[u8]) {
 }
 
 /// Returns the recording in a form for comparison. Sorts the segments by the text of their fields, because
-/// their order has no meaning, and clears `other_devices`, because `json` does not write it.
+/// their order has no meaning, and clears what `json` does not write: the number of other devices and of
+/// all entries, and which entries were missing and are events now.
 fn sorted(mut trace: Trace) -> Trace {
-    trace.other_devices = 0;
+    (trace.other_devices, trace.entries) = (0, 0);
+    trace.missing = MissingEntries::default();
     trace.segments.sort_by_key(|segment| format!("{:x?}", (segment.address, segment)));
     trace
 }

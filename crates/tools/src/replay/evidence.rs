@@ -30,9 +30,8 @@ pub struct MissingEntries {
 /// Entries to add to a recording: each is inserted before the event with this index.
 type Additions = Vec<(usize, TraceEvent)>;
 
-/// The most host memory that [`MissingEntries::add_frees`] uses for each event: the event and an added one,
-/// the addition, and the state of a block.
-pub(super) const BYTES_PER_EVENT: u64 = 4 * size_of::<TraceEvent>() as u64;
+/// The most host memory that [`MissingEntries::add_frees`] uses for each event, besides the additions.
+const WALK_BYTES_PER_EVENT: u64 = 80;
 
 impl MissingEntries {
     /// Returns true if no missing entry was found.
@@ -43,20 +42,34 @@ impl MissingEntries {
 
     /// Returns true if one of the actions that [`add_frees`](Self::add_frees) needs has no entry. Otherwise
     /// none of them was left out.
-    pub(super) fn may_be_in(events: &[TraceEvent]) -> bool {
+    fn may_be_in(events: &[TraceEvent]) -> bool {
         let has = |action| events.iter().any(|event| event.action == action);
         let actions = [Action::Alloc, Action::FreeRequested, Action::FreeCompleted];
         !events.is_empty() && !actions.into_iter().all(has)
     }
 
     /// Finds the missing entries of a trace. Adds those that follow from others, and counts all in
-    /// [`Trace::missing`].
-    pub(super) fn add_frees(trace: &mut Trace) {
+    /// [`Trace::missing`]. Calls `charge` with the host memory that each step needs.
+    ///
+    /// # Errors
+    ///
+    /// Those of `charge`.
+    pub(super) fn add_frees<E>(
+        trace: &mut Trace,
+        mut charge: impl FnMut(u64) -> Result<(), E>,
+    ) -> Result<(), E> {
         if !Self::may_be_in(&trace.events) {
-            return;
+            return Ok(());
         }
+        let events = trace.events.len();
+        charge((events as u64).saturating_mul(WALK_BYTES_PER_EVENT))?;
         let (missing, additions) = Walk::of(&trace.events, &trace.segments);
         trace.missing = missing;
+        if additions.is_empty() {
+            return Ok(());
+        }
+        let event_bytes = size_of::<TraceEvent>();
+        charge((size_of_val(&*additions) + (events + additions.len()) * event_bytes) as u64)?;
         for annotation in &mut trace.annotations {
             let before = annotation.events_before as usize;
             let added = additions.partition_point(|(at, _)| *at < before);
@@ -73,6 +86,7 @@ impl MissingEntries {
         }
         all.extend(additions.map(|(_, added)| added));
         trace.events = all;
+        Ok(())
     }
 }
 
@@ -346,7 +360,7 @@ mod tests {
     fn without(trace: &Trace, action: Action) -> Trace {
         let mut cut = trace.clone();
         cut.events.retain(|event| event.action != action);
-        MissingEntries::add_frees(&mut cut);
+        MissingEntries::add_frees(&mut cut, |_| Ok::<_, ()>(())).unwrap();
         cut
     }
 
@@ -394,7 +408,7 @@ mod tests {
             ],
             ..Trace::default()
         };
-        MissingEntries::add_frees(&mut trace);
+        MissingEntries::add_frees(&mut trace, |_| Ok::<_, ()>(())).unwrap();
         let actions: Vec<Action> = trace.events.iter().map(|event| event.action).collect();
         assert_eq!(
             actions[2..5],

@@ -1,8 +1,8 @@
 //! Reads recordings and replays them.
 //!
 //! `reader` parses a snapshot in any encoding into a [`Trace`], and treats the file as untrusted.
-//! `workload` extracts the requests of a trace, without the decisions of its allocator. `evidence` finds entries that were not
-//! recorded. `pools` finds the
+//! `evidence` finds entries that were not recorded, and decides whether the rest shows a history.
+//! `workload` extracts the requests of a trace, without the decisions of its allocator. `pools` finds the
 //! pool of each request; where it is not recorded (PyTorch 2.11), from the final layout. `verify` compares
 //! the decisions of this library's engine with the recorded ones. `run` replays the requests on any
 //! allocator and measures the time. `stacks` stores the stacks of requests, `frames` separates the

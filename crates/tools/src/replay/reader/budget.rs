@@ -48,6 +48,16 @@ impl Budget {
         Ok(())
     }
 
+    /// Returns the bytes held.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.held_bytes
+    }
+
+    /// Subtracts `bytes` that were freed from the bytes held.
+    pub(super) fn release(&mut self, bytes: u64) {
+        self.held_bytes -= bytes;
+    }
+
     /// Returns an empty vector with capacity for exactly `len` items.
     pub(super) fn vec_of<T>(&mut self, len: usize) -> Result<Vec<T>, OverBudget> {
         self.charge((len as u64).saturating_mul(size_of::<T>() as u64))?;

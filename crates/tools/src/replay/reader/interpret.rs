@@ -28,24 +28,29 @@ pub(super) fn interpret(
 ) -> Result<Trace, Failure> {
     let mut budget = std::mem::replace(&mut heap.budget, Budget::new());
     budget.decoded_and_dropped(heap.decoded_bytes);
+    let heap_bytes = budget.held_bytes();
     let (path, stacks) = (Path::default(), StackReader::default());
     let beside = Beside::default();
     let mut interpreter = Interpreter { heap: &heap, limits, path, budget, stacks, beside };
-    let read = interpreter.snapshot().and_then(|mut parts| {
-        parts.trace.stacks = std::mem::take(&mut interpreter.stacks).finish();
-        Ok(parts.into_trace(limits, &mut interpreter.budget)?)
-    });
-    match read {
-        Ok(trace) => Ok(trace),
+    let too_large = |at, path: String, error: OverBudget| match format {
+        Format::Json => Failure::Json { at, path, problem: error.to_string() },
+        _ => Failure::Pickle { at, problem: PickleProblem::Memory },
+    };
+    match interpreter.snapshot() {
+        Ok(mut parts) => {
+            let Interpreter { stacks, mut budget, .. } = interpreter;
+            parts.trace.stacks = stacks.finish();
+            let at = heap.decoded_bytes;
+            drop(heap);
+            budget.release(heap_bytes);
+            let trace = parts.into_trace(limits, &mut budget);
+            trace.map_err(|error| too_large(at, String::new(), error))
+        }
         Err(Stop::Mismatch(mismatch)) => {
             Err(Failure::Content { path: interpreter.path.to_string(), mismatch })
         }
-        Err(Stop::OverBudget(e)) => {
-            let (at, path) = (heap.decoded_bytes, interpreter.path.to_string());
-            Err(match format {
-                Format::Json => Failure::Json { at, path, problem: e.to_string() },
-                _ => Failure::Pickle { at, problem: PickleProblem::Memory },
-            })
+        Err(Stop::OverBudget(error)) => {
+            Err(too_large(heap.decoded_bytes, interpreter.path.to_string(), error))
         }
     }
 }

@@ -10,7 +10,6 @@ use serde::Deserialize;
 use super::Limits;
 use super::budget::{Budget, OverBudget};
 use super::fields::ListedSegment;
-use crate::replay::evidence::BYTES_PER_EVENT;
 use crate::replay::{
     Annotation, HostMemory, MissingEntries, Owner, Trace, TraceEvent, UnknownEntries,
 };
@@ -82,10 +81,7 @@ impl Parts {
         trace.account = of_device.map(owner).collect();
         let host: Vec<_> = host_segments.into_iter().map(|segment| segment.layout).collect();
         trace.host = HostMemory::of(&host, &host_events);
-        if MissingEntries::may_be_in(&trace.events) {
-            budget.charge((trace.events.len() as u64).saturating_mul(BYTES_PER_EVENT))?;
-            MissingEntries::add_frees(&mut trace);
-        }
+        MissingEntries::add_frees(&mut trace, |bytes| budget.charge(bytes))?;
         Ok(trace)
     }
 }
