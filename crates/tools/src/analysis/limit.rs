@@ -121,7 +121,7 @@ pub(super) fn infer_from_retries(
     let Guess::Exact(verification) = search.guess(refusals.least_bytes) else { return None };
     let retries = Refusals::without_calls(&refusals.retries, &verification.workload);
     let evidence = Evidence { retries: retries_of(&verification, 0), ..Evidence::default() };
-    // A collection, or a release of a block that would have served the request, looks like a retry too.
+    // A collection before a request looks like a retry too.
     let least = if retries.iter().any(|retry| retry.is_proved) { 1 } else { 2 };
     if !Refusals::suggest_limit(&retries) || evidence.retries < least {
         return None;

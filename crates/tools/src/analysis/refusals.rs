@@ -3,7 +3,8 @@
 //! PyTorch refuses a segment if the reserved bytes and the segment together exceed the limit. Each segment
 //! that was allocated is therefore a lower bound of the limit. Each refused request is an upper bound: a
 //! request that failed, and a request that allocated a segment only after it had released the cache (a
-//! retry). An explicit `empty_cache` before a request leaves the same events as a retry.
+//! retry). An explicit `empty_cache` before a request leaves the same events as a retry, unless a released
+//! segment could have served the request.
 //!
 //! A request that failed although the device had enough free memory does not prove a limit: drivers refuse
 //! for other reasons too. The limit counts as proved if requests were refused more than once, with memory
@@ -14,7 +15,7 @@ use super::recording::{Evidence, Limit, LimitSource, RefusedWithFree};
 use crate::replay::{Op, Trace, TraceEvent, Workload};
 use stratalloc::config::{Config, Settings};
 use stratalloc::history::Action;
-use stratalloc::size::{align_up, segment_bytes};
+use stratalloc::size::{PoolKind, align_up, segment_bytes};
 
 /// The bounds on the limit of a recording, in bytes, and the refused requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -225,7 +226,8 @@ impl Walk<'_> {
         } else if let Some(before) = run.before_growth {
             found.least_bytes = found.least_bytes.max(before.saturating_add(tested_bytes));
             let is_own = run.is_own(event);
-            if let Some(before) = run.before_release.filter(|_| is_own != Some(false)) {
+            let is_call = is_own.map_or_else(|| run.could_serve(event, self.settings), |own| !own);
+            if let Some(before) = run.before_release.filter(|_| !is_call) {
                 found.releases.push(Retry {
                     request: self.requests,
                     grown: self.grown - run.new,
@@ -261,6 +263,17 @@ impl Run {
         }
         let stack = request.stack?;
         self.releases.iter().try_fold(true, |own, event| Some(own && event.stack? == stack))
+    }
+
+    /// Returns true if a released segment could have served the request. The request would then have taken
+    /// it, so a call of `empty_cache` released it. Under `max_split_size_mb` a free block may be too large.
+    fn could_serve(&self, request: &TraceEvent, settings: &Settings) -> bool {
+        let fits = |released: &&TraceEvent| {
+            (released.stream, released.pool) == (request.stream, request.pool)
+                && PoolKind::of_segment(released.size_bytes) == PoolKind::of(request.size_bytes)
+                && released.size_bytes >= request.size_bytes
+        };
+        settings.max_split_bytes.is_none() && self.releases.iter().any(|event| fits(&event))
     }
 }
 
