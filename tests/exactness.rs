@@ -18,7 +18,11 @@ fn folder() -> PathBuf {
 }
 
 fn read(name: &str) -> Trace {
-    reader::read(&folder().join(format!("{name}.pickle.xz")), &Limits::default())
+    read_in(&folder(), name)
+}
+
+fn read_in(folder: &Path, name: &str) -> Trace {
+    reader::read(&folder.join(format!("{name}.pickle.xz")), &Limits::default())
         .expect("shipped recordings are sound")
 }
 
@@ -185,7 +189,7 @@ fn calls_and_moments_that_no_entry_contains_are_inferred() {
         // A graph's handle is used again after its pool was released.
         ("2.15.0.handle_again", 8192, None, (0, 0, 0)),
     ] {
-        let trace = read(name);
+        let trace = read_in(&folder().with_file_name("cases"), name);
         let fraction = limit_mib.map(|mib| mib / total_mib as f64);
         let found = verify(&trace, &config_of(&trace), total_mib * MIB, fraction).expect(name);
         assert_eq!(found.first_mismatch, None, "{name}");

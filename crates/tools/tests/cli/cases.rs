@@ -3,10 +3,6 @@
 use super::made::{MIB, Made};
 use super::*;
 
-fn case(name: &str) -> String {
-    format!("{}/tests/cases/{name}.pickle.xz", shared_library::root().display())
-}
-
 /// An answer: the arguments before the file, the exit code, and texts of which the output contains all and
 /// none.
 struct Answer {

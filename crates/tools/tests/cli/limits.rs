@@ -69,10 +69,6 @@ fn a_full_device_limits_to_what_was_reserved_and_free() {
 const EITHER: &str = "either a memory fraction is set, or the driver refused for another reason; no allocator \
                       setting helps then";
 
-fn case(name: &str) -> String {
-    format!("{}/tests/cases/{name}.pickle.xz", shared_library::root().display())
-}
-
 /// Returns the page of a report.
 fn page_of(file: &str, folder: &Folder) -> String {
     let page = folder.path("page.html");

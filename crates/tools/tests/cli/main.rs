@@ -38,6 +38,11 @@ fn trace(name: &str) -> String {
     format!("{}/tests/traces/{name}.pickle.xz", shared_library::root().display())
 }
 
+/// A recording with a property that few have.
+fn case(name: &str) -> String {
+    format!("{}/tests/cases/{name}.pickle.xz", shared_library::root().display())
+}
+
 fn stratalloc() -> Command {
     unconfigured(env!("CARGO_BIN_EXE_stratalloc"))
 }

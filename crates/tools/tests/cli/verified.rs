@@ -131,7 +131,7 @@ fn a_replay_that_differs_names_what_the_recording_probably_lacks() {
     made.alloc(BASE + 4 * MIB, 3 * MIB);
     let odd = folder.file("odd.json", &made.json());
     let frac = &trace("unet.frac045");
-    let pools = &trace("2.11.0.unrecorded_pool");
+    let pools = &case("2.11.0.unrecorded_pool");
     let true_limit = &["--total-memory", "8192MiB", "--memory-fraction", "0.0244140625"];
     let wrong_limit = &["--memory-fraction", "0.05"];
     for (file, set, lacks) in [
