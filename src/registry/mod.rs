@@ -423,7 +423,7 @@ fn layered(
     }
     let from_system = strategy.control().memory == MemoryKind::Host;
     if from_system && settings.layers.contains(&LayerSetting::Guard) {
-        let why = "its memory is from the system, and the device cannot access that";
+        let why = "the device cannot access the strategy's memory, which is the system's (as with backend:cpu)";
         let driver = driver.info().driver;
         return Err(LayerError::NotHere { layer: "guard", why, driver }.into());
     }

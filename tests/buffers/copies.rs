@@ -92,7 +92,8 @@ const SOURCES: [(&str, CopyFrom); 8] = [
 
 #[test]
 fn a_source_can_be_dropped_while_a_copy_on_another_stream_reads_it() {
-    for conf in CONFS.into_iter().chain(["backend:pinned"]) {
+    // Copies of memory of `backend:cpu` have finished when the call returns.
+    for conf in CONFS.into_iter().filter(|conf| !conf.starts_with("backend:cpu")) {
         for (name, copy) in SOURCES {
             let options = HostOptions { total_bytes: 256 * MIB, ..HostOptions::default() };
             let device = Arc::new(Host::new(options));

@@ -46,8 +46,8 @@ macro_rules! files {
 }
 
 files! {
-    test_account test_advice test_allocator test_dlpack test_exit test_extension test_history test_jax test_libraries
-    test_reach test_sleep test_sweep test_torch test_watch
+    test_account test_advice test_allocator test_dlpack test_exit test_extension test_files test_history test_jax
+    test_libraries test_reach test_sleep test_sweep test_torch test_watch
 }
 
 #[test]

@@ -60,7 +60,7 @@ pub(super) fn sleep(_: Duration) {
 /// Nothing: a thread that waits yields later.
 pub(super) fn spin_loop() {}
 
-/// parking_lot's interface over loom's lock.
+/// The interface of parking_lot over loom's lock.
 #[derive(Debug, Default)]
 pub(super) struct Mutex<T>(loom::sync::Mutex<T>);
 
@@ -74,7 +74,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// parking_lot's interface over loom's lock.
+/// The interface of parking_lot over loom's lock.
 #[derive(Debug)]
 pub(super) struct RwLock<T>(loom::sync::RwLock<T>);
 

@@ -109,7 +109,7 @@ int main(int argc, char **argv) {
     IS(OK, stratalloc_text_write(handle, STRATALLOC_TEXT_SUMMARY, small, 0, NULL));
     IS(OK, stratalloc_text_write(0, STRATALLOC_TEXT_TORCH_SUMMARY, small, 0, NULL));
     IS(OK, stratalloc_torch_empty_cache());
-    IS(INVALID_ARGUMENT, stratalloc_text_write(0, STRATALLOC_TEXT_CONF_KEYS + 1, NULL, 0, NULL));
+    IS(INVALID_ARGUMENT, stratalloc_text_write(0, STRATALLOC_TEXT_TORCH_OOM_LINE + 1, NULL, 0, NULL));
     IS(INVALID_ARGUMENT, stratalloc_text_write(0, UINT32_MAX, NULL, 0, NULL));
     IS(INVALID_ARGUMENT, stratalloc_text_write(0, STRATALLOC_TEXT_TORCH_STATISTICS, NULL, 100, NULL));
     IS(INVALID_ARGUMENT, stratalloc_text_write(-1, STRATALLOC_TEXT_TORCH_STATISTICS, small, 4, NULL));

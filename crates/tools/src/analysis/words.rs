@@ -226,8 +226,8 @@ impl Limit {
 }
 
 impl Recording {
-    /// Returns a sentence with the limit on reserved bytes and its source. If requests failed for which there
-    /// is no limit, says so.
+    /// Returns a sentence with the limit on reserved bytes and its source, or one about requests that failed
+    /// without a limit that explains them.
     pub(crate) fn limit_sentence(&self) -> Option<String> {
         let unexplained = || {
             self.unexplained.map(|refused| {

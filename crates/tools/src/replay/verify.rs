@@ -584,8 +584,8 @@ fn misfit(seen: &[Event], recorded: &[TraceEvent], failed: bool) -> Option<Misfi
         // The recorded allocator allocated a segment and the replay did not. Either the limit refused
         // the segment, or the replay still held memory that the recorded allocator had released.
         (None, Some(false)) => Some(if failed { Misfit::TooLow } else { Misfit::TooHigh }),
-        // Both released, but different segments: one allocator collected, the other released everything because
-        // it reached the limit. The one that releases less collected, because its limit is lower.
+        // Both released, but different segments: one allocator collected, the other released everything
+        // because it reached the limit. The one that releases less collected, because its limit is lower.
         (Some(true), Some(true)) => {
             let ours = seen.iter().filter(|e| releases(e.action)).count();
             let theirs = recorded.iter().filter(|e| releases(e.action)).count();

@@ -82,7 +82,7 @@ fn a_process_that_accepts_no_connection_is_given_up() {
     let process = child.id().to_string();
     let refused = ended(stratalloc().args(["info", "--pid", &process, "--device", "sim"]));
     drop(waiting);
-    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     assert!(refused.stderr.contains("accepts no connection within 5 s"), "{}", refused.stderr);
     child.kill().expect("it sleeps");
     child.wait().expect("it was killed");
