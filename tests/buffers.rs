@@ -16,6 +16,10 @@ use crate::common::prelude::*;
 use crate::common::machine::HostMachine;
 
 const ON: StreamId = StreamId::DEFAULT;
+/// Strategies whose blocks are memory of the device.
+const DEVICE_CONFS: [&str; 3] =
+    ["backend:native", "backend:native,expandable_segments:True", "backend:cudaMallocAsync"];
+
 const CONFS: [&str; 8] = [
     "backend:native",
     "backend:native,expandable_segments:True",

@@ -4,7 +4,7 @@ use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
 use stratalloc::driver::Cuda;
 use stratalloc::handle::{BufferError, DeviceVec};
 
-use super::{CONFS, live_blocks};
+use super::{DEVICE_CONFS, live_blocks};
 use crate::common::gpu::device;
 use crate::common::prelude::*;
 
@@ -25,7 +25,7 @@ fn takes_any<T>(source: &impl DevicePtr<T>, target: &mut impl DevicePtrMut<T>) -
 
 #[test]
 fn cudarcs_copies_take_our_buffers() {
-    for conf in CONFS {
+    for conf in DEVICE_CONFS {
         let Some((_alone, handle)) = handle(conf) else { return };
         let context = CudaContext::new(0).unwrap();
         let (stream, side) = (context.new_stream().unwrap(), context.new_stream().unwrap());
@@ -47,7 +47,7 @@ fn cudarcs_copies_take_our_buffers() {
 
 #[test]
 fn a_buffer_that_another_stream_reads_is_not_used_again_too_early() {
-    for conf in CONFS {
+    for conf in DEVICE_CONFS {
         let Some((_alone, handle)) = handle(conf) else { return };
         let context = CudaContext::new(0).unwrap();
         let (stream, side) = (context.new_stream().unwrap(), context.new_stream().unwrap());
@@ -69,7 +69,7 @@ fn a_buffer_that_another_stream_reads_is_not_used_again_too_early() {
 
 #[test]
 fn cudarcs_own_buffers_can_be_taken_over() {
-    let Some((_alone, handle)) = handle(CONFS[0]) else { return };
+    let Some((_alone, handle)) = handle(DEVICE_CONFS[0]) else { return };
     let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
     let theirs = stream.clone_htod(&[1.5f32, 2.5]).unwrap();
     let ours = DeviceVec::from_cuda_slice(&handle, theirs).unwrap();
@@ -82,7 +82,7 @@ fn cudarcs_own_buffers_can_be_taken_over() {
 
 #[test]
 fn a_stream_of_cudarcs_may_be_let_go_of_before_its_buffers() {
-    for conf in CONFS {
+    for conf in DEVICE_CONFS {
         let Some((_alone, handle)) = handle(conf) else { return };
         let context = CudaContext::new(0).unwrap();
         for round in 0..20u32 {
@@ -101,7 +101,7 @@ fn a_stream_of_cudarcs_may_be_let_go_of_before_its_buffers() {
 
 #[test]
 fn a_buffer_changes_streams_in_order() {
-    for conf in CONFS {
+    for conf in DEVICE_CONFS {
         let Some((_alone, handle)) = handle(conf) else { return };
         let context = CudaContext::new(0).unwrap();
         let side = context.new_stream().unwrap();
@@ -129,7 +129,7 @@ fn a_buffer_changes_streams_in_order() {
 
 #[test]
 fn a_slice_that_is_taken_over_comes_behind_its_readers() {
-    let Some((_alone, handle)) = handle(CONFS[0]) else { return };
+    let Some((_alone, handle)) = handle(DEVICE_CONFS[0]) else { return };
     let context = CudaContext::new(0).unwrap();
     let (stream, side) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     const N: usize = 64 << 20;
@@ -148,7 +148,7 @@ fn a_slice_that_is_taken_over_comes_behind_its_readers() {
 
 #[test]
 fn streams_of_other_devices_and_contexts_are_refused() {
-    let Some((_alone, handle)) = handle(CONFS[0]) else { return };
+    let Some((_alone, handle)) = handle(DEVICE_CONFS[0]) else { return };
     let own = CudaContext::new(0).unwrap().new_stream().unwrap();
     let mut others = vec![CudaContext::new_non_primary(0, 0).unwrap()];
     if Cuda::count().unwrap() > 1 {
@@ -171,7 +171,7 @@ fn streams_of_other_devices_and_contexts_are_refused() {
 
 fn handle_config() -> &'static Config {
     static CONFIG: std::sync::OnceLock<Config> = std::sync::OnceLock::new();
-    CONFIG.get_or_init(|| config(CONFS[0]))
+    CONFIG.get_or_init(|| config(DEVICE_CONFS[0]))
 }
 
 /// Work on a stream does not depend on the thread's current context. A created stream belongs to a context,

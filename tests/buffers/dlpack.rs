@@ -12,7 +12,7 @@ use stratalloc::handle::dlpack::{
     ManagedTensor, TensorElement, TensorError, TensorInfo,
 };
 
-use super::{CONFS, handle, live_blocks};
+use super::{CONFS, DEVICE_CONFS, handle, live_blocks};
 use crate::common::machine::HostMachine;
 use crate::common::prelude::*;
 
@@ -97,7 +97,7 @@ fn outcome(
 
 #[test]
 fn a_buffer_leaves_as_a_tensor_and_comes_back() {
-    for conf in &CONFS[..3] {
+    for conf in &DEVICE_CONFS {
         let machine = HostMachine::new(256 * MIB);
         let handle = handle(&machine, conf);
         let vec = handle.from_slice(&[1.5f64, 2.0, -3.0], ON).unwrap();
