@@ -58,7 +58,7 @@ impl CrossStream for Switchable {
         found.unwrap_or_else(|| Err(unknown_block(allocation)))
     }
 
-    /// Returns the answer of the current allocator. [`Switchable::record_own_stream`] asks the allocator
+    /// Returns the answer of the current allocator. `Switchable::record_own_stream` asks the allocator
     /// of the block.
     fn needs_own_stream(&self) -> bool {
         self.core.call(|generation| {
