@@ -158,18 +158,21 @@ impl Engine {
         else {
             return Ok(Err(refusal));
         };
+        // A request that `throw_on_cudamalloc_oom` rejected stays a rejection.
+        let was_rejected = matches!(refusal, Refusal::Forbidden);
+        let refused = |again| if was_rejected { Refusal::Forbidden } else { again };
         // Without room in a reservation, all pages are missing. Address space is reserved only for pages that
         // the limit allows.
         let has_room = cell.lock().heap.room_for(plan.kind, plan.rounded_bytes, true).is_some();
         let all_bytes = align_up(plan.rounded_bytes, page_bytes);
-        if !has_room && let Some(refusal) = growth.refuses(all_bytes, 0) {
-            return Ok(Err(refusal));
+        if !has_room && let Some(again) = growth.refuses(all_bytes, 0) {
+            return Ok(Err(refused(again)));
         }
         let step = self.grow_expandable(growth, cell, plan, PageSize::Fine)?;
         if step.is_err() {
             self.unreserve_addresses(growth, cell, true);
         }
-        Ok(step)
+        Ok(step.map_err(refused))
     }
 
     /// Maps the missing pages for a request and allocates its block.
