@@ -272,6 +272,20 @@ fn free_pages_are_released_before_fine_pages_are_mapped() {
     fixture.end().expect("nothing is left");
 }
 
+/// The address space of a segment is too small for it as well.
+#[test]
+fn a_request_far_above_the_device_is_rejected() {
+    for compat in ["default", "pytorch"] {
+        let conf = format!("{ON},compat:{compat},throw_on_cudamalloc_oom:True");
+        let fixture = Fixture::<Sim>::new(GIB, &conf);
+        fixture.fail(4 << 40, HOME);
+        let stats = fixture.stats();
+        assert_eq!((stats.num_oom_rejections, stats.num_ooms), (1, 0), "{compat}");
+        fixture.check();
+        fixture.end().expect("nothing is left");
+    }
+}
+
 /// A request of 11 MiB needs 12 MiB in pages of 2 MiB.
 #[test]
 fn a_refused_request_names_the_pages_that_it_needs() {

@@ -153,21 +153,14 @@ impl Engine {
     ) -> Result<Result<Allocation, Refusal>, DriverError> {
         let memory = self.driver.virtual_memory().filter(|_| plan.expandable);
         let is_short = !matches!(refusal, Refusal::Reserve { .. });
-        let Some(page_bytes) =
-            memory.filter(|_| is_short).and_then(|m| growth.fine_page_bytes(m, cell.pool(), plan))
-        else {
+        let page_bytes =
+            memory.filter(|_| is_short).and_then(|m| growth.fine_page_bytes(m, cell.pool(), plan));
+        if page_bytes.is_none() {
             return Ok(Err(refusal));
-        };
+        }
         // A request that `throw_on_cudamalloc_oom` rejected stays a rejection.
         let was_rejected = matches!(refusal, Refusal::Forbidden);
         let refused = |again| if was_rejected { Refusal::Forbidden } else { again };
-        // Without room in a reservation, all pages are missing. Address space is reserved only for pages that
-        // the limit allows.
-        let has_room = cell.lock().heap.room_for(plan.kind, plan.rounded_bytes, true).is_some();
-        let all_bytes = align_up(plan.rounded_bytes, page_bytes);
-        if !has_room && let Some(again) = growth.refuses(all_bytes, 0) {
-            return Ok(Err(refused(again)));
-        }
         let step = self.grow_expandable(growth, cell, plan, PageSize::Fine)?;
         if step.is_err() {
             self.unreserve_addresses(growth, cell, true);
@@ -219,7 +212,8 @@ impl Engine {
         }
     }
 
-    /// Reserves address space for the small or large blocks of one stream's heap.
+    /// Reserves address space for the small or large blocks of one stream's heap, if the limit allows
+    /// the pages of the request: all of them are missing.
     fn reserve(
         &self,
         growth: &mut Growth,
@@ -231,9 +225,13 @@ impl Engine {
             PageSize::Usual => growth.usual_page_bytes(memory, cell.pool(), plan),
             PageSize::Fine => growth.least_page_bytes(memory, cell.pool(), plan),
         };
+        let missing_bytes = align_up(plan.rounded_bytes, page_bytes);
+        if let Some(refusal) = self.refuses_pages(growth, cell, missing_bytes) {
+            return Ok(Some(refusal));
+        }
         let (reserve, class) = growth.reserve_of(cell.stream());
         let size_bytes = match growth.has_one_page(cell.pool()) {
-            true => align_up(plan.rounded_bytes, page_bytes),
+            true => missing_bytes,
             false => align_up(reserve.max(1), page_bytes),
         };
         if size_bytes < plan.rounded_bytes {
@@ -255,6 +253,14 @@ impl Engine {
         growth.numbers.insert(address, self.history.number_segment());
         self.addresses.add(address, size_bytes, cell.number);
         Ok(None)
+    }
+
+    /// Returns the reason why pages may not be requested from the driver. By PyTorch's rules there is none:
+    /// the limit was compared with the size of a fixed segment.
+    fn refuses_pages(&self, growth: &Growth, cell: &HeapCell, size_bytes: u64) -> Option<Refusal> {
+        let refusal = growth.refuses(size_bytes, 0).filter(|_| !growth.is_exact())?;
+        self.note_refusal(growth, cell, size_bytes, &refusal);
+        Some(refusal)
     }
 
     /// Unreserves those reservations of a heap in which nothing is mapped, or only those with fine pages. A
@@ -286,10 +292,7 @@ impl Engine {
         cell: &HeapCell,
         run: &PageRun,
     ) -> Result<Option<Refusal>, DriverError> {
-        if !growth.is_exact()
-            && let Some(refusal) = growth.refuses(run.size_bytes, 0)
-        {
-            self.note_refusal(growth, cell, run.size_bytes, &refusal);
+        if let Some(refusal) = self.refuses_pages(growth, cell, run.size_bytes) {
             return Ok(Some(refusal));
         }
         let page_bytes = run.page_bytes;
