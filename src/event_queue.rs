@@ -42,7 +42,8 @@ pub(crate) struct EventQueue<T> {
 
 #[derive(Debug)]
 struct Queues<T> {
-    /// The timelines with pending events, in no particular order.
+    /// The timelines that may have pending events, in no particular order. At most [`SEARCHED_MAX`] of
+    /// them have none: the next event of a timeline is then pushed without another queue.
     active: Vec<Active<T>>,
     /// The index in `active` of each timeline, while there are more than [`SEARCHED_MAX`]. Otherwise
     /// empty: a search is faster then.
@@ -54,7 +55,7 @@ struct Queues<T> {
     next_sequence: u64,
 }
 
-/// The pending events of a timeline: at least one, oldest event first.
+/// The pending events of a timeline, oldest event first.
 #[derive(Debug)]
 struct Active<T> {
     on: Timeline,
@@ -328,7 +329,7 @@ fn poll<T: Copy>(
             queues.spare.push(first.event);
             passed(first.what);
         }
-        if queue.is_empty() {
+        if queue.is_empty() && queues.active.len() > SEARCHED_MAX {
             queues.deactivate(at);
         } else {
             at += 1;

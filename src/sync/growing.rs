@@ -111,13 +111,10 @@ impl<T> Table<T> {
     #[inline]
     fn get(&self, key: u64) -> Option<&T> {
         // Ends because half of the entries are empty.
-        for entry in self.from(key) {
-            let value = entry.value.get()?;
-            if entry.key.load(Ordering::Relaxed) == key {
-                return Some(value);
-            }
-        }
-        None
+        self.from(key).find_map(|entry| match entry.value.get() {
+            Some(_) if entry.key.load(Ordering::Relaxed) != key => None,
+            value => Some(value),
+        })?
     }
 
     fn add(&self, key: u64, value: Arc<T>) -> &T {
@@ -128,13 +125,13 @@ impl<T> Table<T> {
         entry.value.set(value)
     }
 
-    /// Returns all entries, from the one at which a search for `key` begins.
+    /// Returns the entries from the one at which a search for `key` begins, again and again.
     #[inline]
     fn from(&self, key: u64) -> impl Iterator<Item = &Entry<T>> {
         // Keys are often addresses with equal low bits, so the high bits of a product are used.
-        let hash = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift;
-        let (first, len) = (usize::try_from(hash).unwrap_or(0), self.entries.len());
-        (0..len).map(move |step| &self.entries[(first + step) & (len - 1)])
+        let hash = key.wrapping_mul(0xAA78_4E2B_66CE_E669) >> self.shift;
+        let (first, last) = (usize::try_from(hash).unwrap_or(0), self.entries.len() - 1);
+        (first..).map(move |place| &self.entries[place & last])
     }
 }
 

@@ -272,15 +272,26 @@ impl Heaps for HeapTable {
 
 #[inline]
 fn bucket_of(stream: StreamId) -> usize {
-    // Stream handles are addresses with equal low bits, so the high bits of a product are used.
-    let hash = stream.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56;
+    // Stream handles are addresses with equal low bits, so the high bits of a product are used. With this
+    // factor 128 handles at any distance of 2^4 to 2^19 bytes have a bucket each.
+    let hash = stream.0.wrapping_mul(0xAA78_4E2B_66CE_E669) >> 56;
     usize::try_from(hash).unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use crate::config::Settings;
+
+    #[test]
+    fn handles_at_equal_distances_have_a_bucket_each() {
+        for distance in (4..20).map(|bits| 1u64 << bits) {
+            let bucket = |n: u64| bucket_of(StreamId(n * distance));
+            assert_eq!((1..=128).map(bucket).collect::<HashSet<_>>().len(), 128, "{distance}");
+        }
+    }
 
     fn state() -> HeapState {
         let policy = HitPolicy::new(&Settings::default(), false);
