@@ -14,8 +14,8 @@ use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
+use stratalloc_cli::cases::{Client, Raw, Typed};
 use stratalloc_sim::Sim;
-use stratalloc_tools::cli::cases::{Client, Raw, Typed};
 
 /// Further configurations of the native strategy, in addition to the default.
 const NATIVE: [&str; 2] = [

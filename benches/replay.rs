@@ -9,8 +9,8 @@ use std::sync::Arc;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::registry::{self, BuildOptions};
+use stratalloc_recording::{Limits, Workload, reader, run};
 use stratalloc_sim::{EventMode, Sim, SimOptions};
-use stratalloc_tools::replay::{Limits, Workload, reader, run};
 
 const BUILT_IN: [&str; 2] = ["backend:native", "backend:native,max_split_size_mb:256"];
 const RECORDINGS: [&str; 3] = ["resnet50.default", "multistream.default", "serve.default"];

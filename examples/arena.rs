@@ -35,7 +35,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     .key(size)
     .register()?;
     if std::env::args().len() > 1 {
-        return Ok(stratalloc_tools::cli::main());
+        return Ok(stratalloc_cli::main());
     }
     show_three_steps()?;
     Ok(ExitCode::SUCCESS)

@@ -54,5 +54,5 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         },
     );
     registry::register_callbacks("exact", callbacks)?;
-    Ok(stratalloc_tools::cli::main())
+    Ok(stratalloc_cli::main())
 }

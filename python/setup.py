@@ -24,7 +24,7 @@ def programs():
     if built:
         folder = pathlib.Path(built)
         return [folder / "libstratalloc.so", folder / "libstratalloc_account.so"], folder / "stratalloc"
-    packages = ["stratalloc-ffi", "stratalloc-tools"]
+    packages = ["stratalloc-ffi", "stratalloc-cli"]
     if sys.platform.startswith("linux"):
         packages.append("stratalloc-account")
     # Function names are kept for the stacks of leak reports.

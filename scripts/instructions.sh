@@ -15,7 +15,7 @@ export GUNGRAUN_RUNNER=${CARGO_HOME:-$HOME/.cargo}/bin/gungraun-runner
 profile=${PROFILE:-dist}
 # The tools only load the recordings and repeat their requests. With these settings they compile in half of the
 # time, and the figures are the same.
-tools=profile.$profile.package.stratalloc-tools
+tools=profile.$profile.package.stratalloc-recording
 CARGO_PROFILE_DIST_DEBUG=false cargo bench --profile "$profile" \
     --config "$tools.opt-level=2" --config "$tools.codegen-units=16" \
     -p stratalloc-instructions --features count --bench instructions -- --output-format=json >"$summaries"

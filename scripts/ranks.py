@@ -9,7 +9,7 @@ groups differ in the sizes of their large requests, and the first group has all 
 
 `measure` compares the time of `sweep --quick` with the time to read each file once (`examples/read_files`) plus
 the time to analyse one file of each group alone, and prints the peak of resident memory of each.
-First `cargo build --release -p stratalloc-tools --bin stratalloc --example read_files`.
+First `cargo build --release -p stratalloc-cli -p stratalloc-recording --bin stratalloc --example read_files`.
 """
 
 import argparse

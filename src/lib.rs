@@ -34,8 +34,8 @@
 //! - [`switch`]: replaces the strategy while blocks are live.
 //!
 //! Other packages build on this one: `stratalloc-sim` has devices for machines without a GPU,
-//! `stratalloc-conformance` tests user-defined strategies, `stratalloc-tools` evaluates recordings of real
-//! programs and has the command line, `stratalloc-ffi` is the library for C and PyTorch.
+//! `stratalloc-conformance` tests user-defined strategies, `stratalloc-analysis` evaluates recordings of real
+//! programs, `stratalloc-cli` is the command line, `stratalloc-ffi` is the library for C and PyTorch.
 //!
 //! # Features
 //!

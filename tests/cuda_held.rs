@@ -83,8 +83,8 @@ fn a_recording_of_several_streams_reserves_what_it_reserved() {
         }
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
             .join(format!("traces/{name}.pickle.xz"));
-        let trace = stratalloc_tools::replay::reader::read(&path, &Default::default()).unwrap();
-        let mut workload = stratalloc_tools::replay::Workload::of(&trace, 150_109_880_320);
+        let trace = stratalloc_recording::reader::read(&path, &Default::default()).unwrap();
+        let mut workload = stratalloc_recording::Workload::of(&trace, 150_109_880_320);
         let named = workload.streams();
         let real: Vec<_> = named.iter().map(|_| cuda.create_stream().unwrap()).collect();
         workload.rename_streams(|stream| real[named.binary_search(&stream).unwrap()]);
@@ -93,8 +93,7 @@ fn a_recording_of_several_streams_reserves_what_it_reserved() {
         let config = Config::parse(&trace.conf, &KeyTable::default()).unwrap();
         let driver = Arc::clone(&gated) as Arc<dyn Driver>;
         let strategy = build(&config, driver, BuildOptions::default()).unwrap();
-        let run =
-            stratalloc_tools::replay::run(&workload, &strategy, Some(gated), 1, &|_| {}).unwrap();
+        let run = stratalloc_recording::run(&workload, &strategy, Some(gated), 1, &|_| {}).unwrap();
         let held = run.statistics.reserved_bytes.all;
         assert_eq!((held.current, held.peak), (reserved, reserved), "{name}");
         strategy.engine().unwrap().empty_cache().unwrap();

@@ -4,7 +4,7 @@
 //! A key is not compared where the recording does not determine it. For example, a call of `empty_cache`
 //! that released nothing raises `num_sync_all_streams` but leaves no event.
 
-use stratalloc_tools::replay::{
+use stratalloc_recording::{
     Limits, ReplayError, Trace, TraceEvent, Until, Verification, reader, run, verify, verify_until,
 };
 
@@ -310,7 +310,7 @@ fn a_recording_that_began_late_is_verified_from_what_was_there() {
         Err(ReplayError::LiveBefore { blocks }) => assert!(blocks > 0),
         other => panic!("{other:?}"),
     }
-    let workload = stratalloc_tools::replay::Workload::of(&trace, H200_BYTES);
+    let workload = stratalloc_recording::Workload::of(&trace, H200_BYTES);
     assert!(workload.seeded > 0);
     let sim = std::sync::Arc::new(stratalloc_sim::Sim::new(Default::default()));
     let strategy = stratalloc::registry::build(
@@ -319,7 +319,7 @@ fn a_recording_that_began_late_is_verified_from_what_was_there() {
         Default::default(),
     )
     .unwrap();
-    let run = stratalloc_tools::replay::run(&workload, &strategy, Some(sim), 2, &|_| {}).unwrap();
+    let run = stratalloc_recording::run(&workload, &strategy, Some(sim), 2, &|_| {}).unwrap();
     assert_eq!(run.ooms, 0);
     assert!(run.allocations > 2000);
 }

@@ -81,18 +81,17 @@ fn a_block_recorded_on_a_stream_that_is_gone_can_be_freed() {
 
 /// Replays a shipped recording in real memory. Work finishes when the recording completes it, or at once
 /// if `held_back` is false.
-fn replayed(name: &str, held_back: bool) -> stratalloc_tools::replay::Run {
+fn replayed(name: &str, held_back: bool) -> stratalloc_recording::Run {
     let path =
         std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("traces/{name}.pickle.xz"));
-    let trace =
-        stratalloc_tools::replay::reader::read(&path, &Default::default()).expect("it ships");
-    let workload = stratalloc_tools::replay::Workload::of(&trace, 150_109_880_320);
+    let trace = stratalloc_recording::reader::read(&path, &Default::default()).expect("it ships");
+    let workload = stratalloc_recording::Workload::of(&trace, 150_109_880_320);
     let conf = config(&trace.conf);
     let host = Host::with_bytes(4096 * MIB);
     let gated = Arc::new(Gates::before(host));
     let work_gate = held_back.then(|| Arc::clone(&gated) as Arc<dyn WorkGate>);
     let allocator = registry::build(&conf, gated, BuildOptions::default()).expect("it can");
-    let run = stratalloc_tools::replay::run(&workload, &allocator, work_gate, 2, &|_| {});
+    let run = stratalloc_recording::run(&workload, &allocator, work_gate, 2, &|_| {});
     run.expect("nothing fails")
 }
 

@@ -12,9 +12,9 @@ use stratalloc::config::Config;
 use stratalloc::history::{Format, RecordOptions};
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
+use stratalloc_recording::reader::{Failure, Limits, MEMORY_FACTOR, read, read_bytes};
+use stratalloc_recording::{Trace, TraceError};
 use stratalloc_sim::{Sim, SimOptions};
-use stratalloc_tools::replay::reader::{Failure, Limits, MEMORY_FACTOR, read, read_bytes};
-use stratalloc_tools::replay::{Trace, TraceError};
 
 /// The global allocator of this test, which counts heap bytes.
 #[path = "fuzz_checks/memory.rs"]

@@ -10,8 +10,8 @@ use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::{BuildOptions, build};
 use stratalloc::size::{KIB, MIB};
 use stratalloc::strategies::Strategy;
+use stratalloc_recording::{Limits, Trace, Workload, reader, run};
 use stratalloc_sim::{EventMode, Sim, SimOptions};
-use stratalloc_tools::replay::{Limits, Trace, Workload, reader, run};
 
 use super::{Case, Rounds, STEPS};
 

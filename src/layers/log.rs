@@ -4,7 +4,7 @@
 //! `free`. Times are UTC. A `free` is written before the allocator below receives it, and an `allocate`
 //! after the allocator below has returned. So the rows of one address are in order, even with several
 //! threads. A refused free is followed by an `allocate` of the same block. The command `replay` of
-//! `stratalloc-tools` reads such files.
+//! `stratalloc-recording` reads such files.
 //!
 //! A table of live blocks provides size and stream of a block that is freed by address. A free removes
 //! the block first, because the address may be allocated again at once. If the free is refused, the

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use stratalloc::config::{Compat, Config, KeyTable, LayerSetting};
 use stratalloc::error::AllocError;
 use stratalloc::registry::{self, BuildOptions};
+use stratalloc_recording::reader::{Failure, Limits, MEMORY_FACTOR, read_bytes};
+use stratalloc_recording::{Op, ReplayError, Trace, TraceError, Workload, run, verify};
 use stratalloc_sim::{EventMode, Sim, SimOptions};
-use stratalloc_tools::replay::reader::{Failure, Limits, MEMORY_FACTOR, read_bytes};
-use stratalloc_tools::replay::{Op, ReplayError, Trace, TraceError, Workload, run, verify};
 
 use super::memory::peak_of;
 

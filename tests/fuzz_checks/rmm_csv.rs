@@ -6,8 +6,8 @@
 use std::fmt::Write as _;
 
 use stratalloc::history::Action;
-use stratalloc_tools::replay::Trace;
-use stratalloc_tools::replay::reader::{Limits, read_bytes};
+use stratalloc_recording::Trace;
+use stratalloc_recording::reader::{Limits, read_bytes};
 
 use super::recording;
 

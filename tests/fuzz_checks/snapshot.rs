@@ -8,8 +8,8 @@ use std::fmt::Write as _;
 use stratalloc::history::{Action, SegmentLayout};
 use stratalloc::ids::PoolId;
 use stratalloc::size::PoolKind;
-use stratalloc_tools::replay::reader::{Limits, read_bytes};
-use stratalloc_tools::replay::{MissingEntries, Trace, TraceEvent};
+use stratalloc_recording::reader::{Limits, read_bytes};
+use stratalloc_recording::{MissingEntries, Trace, TraceEvent};
 
 use super::recording;
 

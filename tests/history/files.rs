@@ -4,8 +4,8 @@
 use std::io::{self, Write};
 
 use stratalloc::history::{Context, Format, Snapshot};
+use stratalloc_recording::{Limits, Trace, reader, verify};
 use stratalloc_sim::{Host, HostOptions};
-use stratalloc_tools::replay::{Limits, Trace, reader, verify};
 
 use super::{build, build_over, history, unrecorded};
 use crate::common::prelude::*;

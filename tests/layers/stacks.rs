@@ -151,7 +151,7 @@ fn survives<B: Base>(ops_of_all: &[Vec<Op>], guard: &str) {
 
 /// Checks that the log has a free for every allocation.
 fn read_back(path: &std::path::Path) {
-    use stratalloc_tools::replay::{Limits, Op, Workload, reader};
+    use stratalloc_recording::{Limits, Op, Workload, reader};
 
     let trace = reader::read(path, &Limits::default()).expect("a log can be read");
     let workload = Workload::of(&trace, 1 << 40);

@@ -226,7 +226,7 @@ fn a_log_has_a_row_for_every_attempt_and_every_free() {
 
 #[test]
 fn a_log_of_many_threads_is_read_back_as_what_they_did() {
-    use stratalloc_tools::replay::{self, Limits, Workload, reader};
+    use stratalloc_recording::{self as replay, Limits, Workload, reader};
 
     const THREADS: u64 = 4;
     const STEPS: u64 = 500;

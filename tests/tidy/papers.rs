@@ -84,8 +84,8 @@ const BASES: [&str; 10] = [
     "python",
     "python/stratalloc",
     "crates",
-    "crates/tools",
-    "crates/tools/src",
+    "crates/cli",
+    "crates/cli/src",
     "crates/ffi",
 ];
 

@@ -1,0 +1,492 @@
+//! Searches for settings under which a recording needs a smaller device.
+//!
+//! Each setting is tried alone first, numeric ones in coarse steps. Then the best settings are combined
+//! with others. A setting is dropped after a single replay if it fails on a device that suffices for three
+//! other settings of the same allocator; only the rest are searched in full. Every reported figure comes
+//! from a replay.
+//!
+//! In this module, a *setting* is a configuration string, for PyTorch's own allocator or for this
+//! library's. The *need* of a recording under a setting is the smallest device on which it runs.
+
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+
+use super::needs::{Need, SearchOptions};
+use super::recording::Recording;
+use super::torch::ForTorch;
+use super::trial::{Capacity, fits, measure};
+use stratalloc::config::{Compat, Config, KeyTable, TorchVersion};
+use stratalloc_recording::ReplayError;
+
+/// Options of [`Advice::search`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdviceOptions {
+    /// After this time, no further settings are tried. What has begun is finished, and the best settings
+    /// are still searched with other addresses.
+    pub time: Duration,
+    /// Whether to try only the settings that help most often.
+    pub quick: bool,
+    /// The version of PyTorch that must accept the settings for PyTorch's own allocator. If `None`, it is the
+    /// oldest version that can have made the recording.
+    pub torch: Option<TorchVersion>,
+    /// If the recorded setting needs at most this many bytes, no other setting is tried.
+    pub enough_bytes: Option<u64>,
+}
+
+impl Default for AdviceOptions {
+    fn default() -> Self {
+        Self { time: Duration::from_secs(45), quick: false, torch: None, enough_bytes: None }
+    }
+}
+
+/// A setting that was tried, and the need of the recording under it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tried {
+    /// The configuration string; empty for the default one.
+    pub conf: String,
+    /// The need under the setting.
+    pub need: Need,
+    /// Whether the recording runs under its limit with the setting; `None` if this was not tried.
+    pub runs_under_limit: Option<bool>,
+}
+
+impl Tried {
+    /// Creates an entry that was not tried under a limit.
+    #[must_use]
+    pub fn new(conf: String, need: Need) -> Self {
+        Self { conf, need, runs_under_limit: None }
+    }
+
+    /// Returns the configuration string for PyTorch's own allocator, if the replay made PyTorch's decisions
+    /// (`compat:pytorch`). Returns `None` for a setting of this library's allocator.
+    #[must_use]
+    pub fn for_pytorch(&self) -> Option<&str> {
+        let conf = self.conf.strip_suffix(PYTORCH)?;
+        Some(conf.strip_suffix(',').unwrap_or(conf))
+    }
+
+    /// Orders settings: smaller needs first, then fewer keys, then less device time.
+    fn rank(&self) -> (u64, usize, u64) {
+        let needs_bytes = self.need.needs_bytes.unwrap_or(u64::MAX);
+        (needs_bytes, self.keys(), self.device_ns())
+    }
+
+    /// Returns the number of keys in the setting, not counting a final `compat:pytorch`.
+    pub(super) fn keys(&self) -> usize {
+        let conf = self.for_pytorch().unwrap_or(&self.conf);
+        conf.split(',').filter(|part| !part.is_empty()).count()
+    }
+
+    /// Returns the time of the device calls in a run on the smallest sufficient device, in nanoseconds.
+    pub(super) fn device_ns(&self) -> u64 {
+        self.need.cost.map_or(u64::MAX, |cost| cost.device_ns)
+    }
+
+    /// Returns true if some device suffices and, if there is a limit, the recording runs under that too.
+    pub(super) fn runs(&self) -> bool {
+        self.need.needs_bytes.is_some() && self.runs_under_limit != Some(false)
+    }
+}
+
+/// The needs of a recording under the settings that were tried.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Advice {
+    /// The need in PyTorch's own allocator with the recorded configuration, or with the default one if
+    /// the recorded configuration cannot be replayed.
+    pub recorded: Tried,
+    /// The settings that were searched in full, best first. Without those that only a model of the
+    /// driver can replay.
+    pub tried: Vec<Tried>,
+    /// The need under `backend:cudaMallocAsync`, a model of the driver's own pools, for comparison.
+    pub modelled: Option<Tried>,
+    /// The number of settings dropped because three others need less or as much.
+    pub passed_over: usize,
+    /// Whether time ran out before all settings were tried.
+    pub is_cut_short: bool,
+    /// The version of PyTorch that the settings suit.
+    pub torch: ForTorch,
+}
+
+/// The end of a configuration string that is replayed with PyTorch's exact decisions.
+const PYTORCH: &str = "compat:pytorch";
+
+/// The settings that help most often.
+pub(super) const QUICK: [&str; 5] = [
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:32",
+    "max_split_size_mb:64",
+    "max_split_size_mb:256",
+];
+
+/// Further settings, each tried alone.
+pub(super) const ALONE: [&str; 14] = [
+    "max_split_size_mb:20",
+    "max_split_size_mb:21",
+    "max_split_size_mb:48",
+    "max_split_size_mb:96",
+    "max_split_size_mb:128",
+    "max_split_size_mb:512",
+    "roundup_power2_divisions:2",
+    "roundup_power2_divisions:4",
+    "roundup_power2_divisions:8",
+    "roundup_power2_divisions:16",
+    "large_segment_size_mb:12",
+    "large_segment_size_mb:32",
+    "large_segment_size_mb:64",
+    "garbage_collection_threshold:0.8,per_process_memory_fraction:0.999",
+];
+
+/// Settings that are combined with the best of those tried before.
+const TOGETHER: [&str; 7] = [
+    "large_segment_size_mb:12",
+    "large_segment_size_mb:16",
+    "large_segment_size_mb:32",
+    "roundup_power2_divisions:8",
+    "roundup_power2_divisions:16",
+    "garbage_collection_threshold:0.8,per_process_memory_fraction:0.999",
+    "expandable_segments:True",
+];
+
+/// A setting that is replayed only on a model of the driver.
+const MODELLED: &str = "backend:cudaMallocAsync";
+
+/// The maximum number of settings that a report prints.
+const PRINTED: usize = 7;
+
+/// A setting is dropped only if this many settings for the same allocator need less.
+const KEPT: usize = 3;
+
+/// The number of settings that are replayed at a time before a search. It does not depend on the number of
+/// processors, so the result does not either.
+const CHECKED_AT_ONCE: usize = 2;
+
+impl Advice {
+    /// Searches for the settings under which `recording` needs the smallest device. Takes some hundred
+    /// to some thousand replays on all processors. `progress` is called with the number of settings done
+    /// and the number known so far.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError`] when the recording has no history, or a replay fails for a reason other than memory.
+    pub fn search(
+        recording: &Recording,
+        options: &AdviceOptions,
+        progress: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Self, ReplayError> {
+        let mut search = Search {
+            recording,
+            ends: Instant::now() + options.time,
+            tried: Vec::new(),
+            seen: Vec::new(),
+            passed_over: 0,
+            is_cut_short: false,
+            torch: ForTorch::of(recording, options.torch),
+            progress,
+        };
+        let recorded = search.recorded()?;
+        let needs_bytes = recorded.need.needs_bytes.unwrap_or(u64::MAX);
+        let is_enough = options.enough_bytes.is_some_and(|enough| needs_bytes <= enough);
+        if !is_enough {
+            search.try_all(&QUICK)?;
+        }
+        if !options.quick && !is_enough {
+            search.try_all(&ALONE)?;
+            for _ in 0..2 {
+                let together = search.combined();
+                search.try_all(&together.iter().map(String::as_str).collect::<Vec<_>>())?;
+            }
+        }
+        let modelled = match options.quick || is_enough || search.is_cut_short {
+            true => None,
+            false => search.modelled(),
+        };
+        let Search { tried, passed_over, is_cut_short, torch, .. } = search;
+        let mut advice = Self { recorded, tried, modelled, passed_over, is_cut_short, torch };
+        advice.try_under_limit(recording)?;
+        advice.try_other_addresses(recording)?;
+        Ok(advice)
+    }
+
+    /// Returns the setting with the smallest need, for either allocator. `None` if no device suffices
+    /// for any setting.
+    #[must_use]
+    pub fn best(&self) -> Option<&Tried> {
+        self.tried.first().filter(|tried| tried.need.needs_bytes.is_some())
+    }
+
+    /// Returns true if PyTorch's own allocator accepts the setting, in the version that the caller set, or
+    /// else in the oldest version that can have made the recording. Without a version from the caller, it
+    /// accepts the recorded setting.
+    pub(super) fn is_for_pytorch(&self, tried: &Tried) -> bool {
+        let accepts = |version| parsed(&tried.conf).is_accepted_by(version);
+        match self.torch {
+            _ if tried.for_pytorch().is_none() => false,
+            ForTorch::Set(version) => accepts(version),
+            _ => tried.conf == self.recorded.conf || accepts(self.torch.version()),
+        }
+    }
+
+    /// Repeats the search with other orders of addresses for the recorded setting, the best ones, and those
+    /// that sentences name. The results can change which settings these are, so it continues until all of
+    /// them were searched with other addresses.
+    fn try_other_addresses(&mut self, recording: &Recording) -> Result<(), ReplayError> {
+        while let Some(at) = self.unconfirmed(recording) {
+            self.confirm(recording, at)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the index of a setting that may be printed and was not yet searched with other addresses.
+    /// A sentence may name the best setting for each allocator, whether or not it is worth its cost.
+    fn unconfirmed(&self, recording: &Recording) -> Option<usize> {
+        let pytorch = self.tried.iter().find(|tried| self.is_for_pytorch(tried));
+        let ours = self.tried.iter().find(|tried| tried.for_pytorch().is_none());
+        let named = [self.worth_setting(recording), pytorch, ours, Some(&self.recorded)];
+        let printed = self.tried.iter().take(PRINTED).chain(named.into_iter().flatten());
+        let at = |conf: &str| self.tried.iter().position(|tried| tried.conf == conf);
+        let mut printed = printed.filter_map(|tried| at(&tried.conf));
+        printed.find(|at| !self.tried[*at].need.is_confirmed())
+    }
+
+    /// Searches one setting with other orders of addresses, and ranks it again.
+    fn confirm(&mut self, recording: &Recording, at: usize) -> Result<(), ReplayError> {
+        let mut tried = self.tried.remove(at);
+        let config = self.config_of(recording, &tried);
+        tried.need.try_other_addresses(recording, &config, &SearchOptions::QUICK)?;
+        if tried.conf == self.recorded.conf {
+            self.recorded = tried.clone();
+        }
+        insert(&mut self.tried, tried);
+        Ok(())
+    }
+
+    /// Returns the configuration of a setting that was searched.
+    pub(crate) fn config_of(&self, recording: &Recording, tried: &Tried) -> Config {
+        match tried.conf == self.recorded.conf {
+            true => recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch),
+            false => parsed(&tried.conf),
+        }
+    }
+
+    /// If there is a limit, replays every searched setting under it.
+    fn try_under_limit(&mut self, recording: &Recording) -> Result<(), ReplayError> {
+        if recording.limit.is_none() {
+            return Ok(());
+        }
+        let run = |tried: &Tried| {
+            let config = self.config_of(recording, tried);
+            Ok(measure(recording, &config, Capacity::Limited, 1)?.run.ooms == 0)
+        };
+        let runs: Result<Vec<bool>, ReplayError> = self.tried.par_iter().map(run).collect();
+        for (tried, runs) in self.tried.iter_mut().zip(runs?) {
+            tried.runs_under_limit = Some(runs);
+            if tried.conf == self.recorded.conf {
+                self.recorded.runs_under_limit = Some(runs);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the cheapest setting under which the recording needs at most `bytes`. If the recorded
+    /// setting suffices, returns that. Otherwise prefers settings for PyTorch's own allocator, and among
+    /// those the one whose device calls take the least time on a device of that size. Takes at least one
+    /// replay for each setting that suffices.
+    ///
+    /// # Errors
+    ///
+    /// The same as [`search`](Self::search).
+    pub fn cheapest_within(
+        &mut self,
+        recording: &Recording,
+        bytes: u64,
+    ) -> Result<Option<Tried>, ReplayError> {
+        let suffices = |tried: &Tried| tried.need.needs_bytes.is_some_and(|needs| needs <= bytes);
+        if suffices(&self.recorded) {
+            return Ok(Some(self.recorded.clone()));
+        }
+        let is_ours = |tried: &Tried| tried.for_pytorch().is_none();
+        let usable = self.tried.iter().filter(|tried| suffices(tried));
+        let usable: Vec<&Tried> =
+            usable.filter(|tried| is_ours(tried) || self.is_for_pytorch(tried)).collect();
+        let rank = |tried: &&Tried| {
+            let config = self.config_of(recording, tried);
+            let room = Capacity::Device { total_bytes: bytes };
+            let device_ns = measure(recording, &config, room, 1)?.device_ns;
+            Ok((is_ours(tried), device_ns, tried.keys(), tried.conf.clone()))
+        };
+        let ranks: Result<Vec<_>, ReplayError> = usable.par_iter().map(rank).collect();
+        let mut ranks = ranks?;
+        ranks.sort();
+        for (.., conf) in ranks {
+            let at = |all: &[Tried]| all.iter().position(|tried| tried.conf == conf);
+            if let Some(at) = at(&self.tried) {
+                self.confirm(recording, at)?;
+            }
+            let confirmed_one = at(&self.tried).map(|at| &self.tried[at]);
+            if let Some(tried) = confirmed_one.filter(|tried| suffices(tried)) {
+                return Ok(Some(tried.clone()));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Parses a configuration string made in this file. An empty string gives the default configuration.
+fn parsed(conf: &str) -> Config {
+    Config::parse(conf, &KeyTable::default()).unwrap_or_default()
+}
+
+/// Inserts a setting at its rank, best first.
+fn insert(all: &mut Vec<Tried>, tried: Tried) {
+    let at = all.partition_point(|known| known.rank() <= tried.rank());
+    all.insert(at, tried);
+}
+
+fn joined(first: &str, second: &str) -> String {
+    let comma = if first.is_empty() || second.is_empty() { "" } else { "," };
+    format!("{first}{comma}{second}")
+}
+
+struct Search<'a> {
+    recording: &'a Recording,
+    ends: Instant,
+    /// Best first.
+    tried: Vec<Tried>,
+    /// The configurations of all candidates so far. They are not tried again.
+    seen: Vec<Config>,
+    passed_over: usize,
+    is_cut_short: bool,
+    torch: ForTorch,
+    progress: &'a (dyn Fn(usize, usize) + Sync),
+}
+
+/// A setting that has not been searched yet.
+struct Candidate {
+    conf: String,
+    config: Config,
+}
+
+impl Search<'_> {
+    fn recorded(&mut self) -> Result<Tried, ReplayError> {
+        let own = self.recording.config.clone();
+        let text = own.as_ref().map_or("", |_| self.recording.trace.conf.as_str());
+        let conf = joined(text, PYTORCH);
+        let config = own.unwrap_or_default().with_compat(Compat::PyTorch);
+        self.seen.push(config.clone());
+        let mut tried = self.search(Candidate { conf, config: config.clone() })?;
+        tried.need.try_other_addresses(self.recording, &config, &SearchOptions::QUICK)?;
+        insert(&mut self.tried, tried.clone());
+        Ok(tried)
+    }
+
+    /// Returns, for each setting, a candidate for this library's allocator and one for PyTorch's, if the
+    /// version of PyTorch accepts the setting. Leaves out those that were returned before.
+    fn candidates(&mut self, settings: &[&str]) -> Vec<Candidate> {
+        let confs = settings.iter().flat_map(|text| [(*text).to_owned(), joined(text, PYTORCH)]);
+        let mut found = Vec::new();
+        for conf in confs {
+            // Contradictory settings, such as a split size below the segment size, fail to parse and are
+            // skipped.
+            let Ok(config) = Config::parse(&conf, &KeyTable::default()) else { continue };
+            if conf.ends_with(PYTORCH) && !config.is_accepted_by(self.torch.version()) {
+                continue;
+            }
+            if self.seen.iter().all(|known| known.settings() != config.settings()) {
+                self.seen.push(config.clone());
+                found.push(Candidate { conf, config });
+            }
+        }
+        found
+    }
+
+    fn try_all(&mut self, settings: &[&str]) -> Result<(), ReplayError> {
+        let candidates = self.candidates(settings);
+        let total = self.seen.len();
+        let mut left = candidates.len();
+        // A few at a time, because the needs found by one search can make later candidates unnecessary.
+        let mut rest = candidates.into_iter();
+        loop {
+            let some: Vec<Candidate> = rest.by_ref().take(CHECKED_AT_ONCE).collect();
+            if some.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > self.ends {
+                self.is_cut_short = true;
+                return Ok(());
+            }
+            left -= some.len();
+            for candidate in self.worth_a_search(some)? {
+                let tried = self.search(candidate)?;
+                insert(&mut self.tried, tried);
+            }
+            (self.progress)(total - left, total);
+        }
+    }
+
+    /// Drops the candidates that fail on the device given by `enough_bytes`, and returns the others.
+    fn worth_a_search(
+        &mut self,
+        candidates: Vec<Candidate>,
+    ) -> Result<Vec<Candidate>, ReplayError> {
+        let (recording, this) = (self.recording, &*self);
+        let looked: Result<Vec<(Candidate, bool)>, ReplayError> = candidates
+            .into_par_iter()
+            .map(|candidate| {
+                let is_worth = match this.enough_bytes(&candidate) {
+                    Some(bytes) => fits(recording, &candidate.config, bytes)?,
+                    None => true,
+                };
+                Ok((candidate, is_worth))
+            })
+            .collect();
+        let (worth, passed): (Vec<_>, Vec<_>) = looked?.into_iter().partition(|(_, worth)| *worth);
+        self.passed_over += passed.len();
+        Ok(worth.into_iter().map(|(candidate, _)| candidate).collect())
+    }
+
+    /// Returns the need of the third best setting of the candidate's allocator. A candidate that fails
+    /// on a device of that size is dropped.
+    fn enough_bytes(&self, candidate: &Candidate) -> Option<u64> {
+        let is_pytorch = candidate.conf.ends_with(PYTORCH);
+        let alike = self.tried.iter().filter(|tried| tried.conf.ends_with(PYTORCH) == is_pytorch);
+        alike.filter_map(|tried| tried.need.needs_bytes).nth(KEPT - 1)
+    }
+
+    fn search(&self, candidate: Candidate) -> Result<Tried, ReplayError> {
+        let Candidate { conf, config } = candidate;
+        let need = Need::search(self.recording, &config, &SearchOptions::QUICK)?;
+        Ok(Tried::new(conf, need))
+    }
+
+    /// Returns the best settings of each allocator, each combined with one of [`TOGETHER`] at a time.
+    fn combined(&self) -> Vec<String> {
+        let mut bases: Vec<&str> = Vec::new();
+        for pytorch in [true, false] {
+            let alike = self.tried.iter().filter(|tried| tried.conf.ends_with(PYTORCH) == pytorch);
+            for tried in alike.take(KEPT) {
+                let base = tried.for_pytorch().unwrap_or(&tried.conf);
+                if !bases.contains(&base) {
+                    bases.push(base);
+                }
+            }
+        }
+        let has_key = |base: &str, more: &str| {
+            let key = more.split(':').next().unwrap_or(more);
+            base.contains(key)
+        };
+        let pairs = bases.iter().flat_map(|base| TOGETHER.map(|more| (*base, more)));
+        pairs
+            .filter(|(base, more)| !has_key(base, more))
+            .map(|(base, more)| joined(base, more))
+            .collect()
+    }
+
+    /// Returns the need with a model of the driver's pools. Errors are ignored, because the advice does
+    /// not depend on this need.
+    fn modelled(&self) -> Option<Tried> {
+        let candidate = Candidate { conf: MODELLED.to_owned(), config: parsed(MODELLED) };
+        self.search(candidate).ok()
+    }
+}

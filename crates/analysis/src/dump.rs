@@ -1,0 +1,102 @@
+//! The memory at the moment when a snapshot was written: all that a snapshot without history shows.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use super::causes::{Moment, Picture};
+use super::holders::{Holders, SizeClass};
+use super::words::near;
+use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
+use stratalloc::ids::StreamId;
+use stratalloc_recording::Trace;
+
+/// Free ranges of one size on one stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct FreeClass {
+    /// The bytes of all ranges.
+    pub bytes: u64,
+    /// The number of ranges.
+    pub ranges: u64,
+    /// The bytes of each range.
+    pub each_bytes: u64,
+    /// The stream.
+    #[serde(serialize_with = "stratalloc_recording::stream_number")]
+    pub stream: StreamId,
+}
+
+/// The memory of a recording without history.
+#[derive(Clone, Debug)]
+pub struct Dump {
+    /// The reserved bytes by cause, and the holders by size. Ages are unknown.
+    pub picture: Picture,
+    /// The free ranges, the largest first. At most [`Holders::LARGEST`] sizes.
+    pub free: Vec<FreeClass>,
+    /// The requested bytes of the last request that failed, if one was recorded.
+    failed_bytes: Option<u64>,
+}
+
+impl Dump {
+    /// Reads the final layout of a trace. Uses no event except the request that failed.
+    pub fn of(trace: &Trace) -> Self {
+        let mut picture = Picture::of_layout(&trace.segments, Moment::Dump, 0);
+        picture.holders = Holders::of_layout(&trace.segments);
+        let failed = trace.events.iter().rev().find(|e| e.action == Action::OutOfMemory);
+        let failed_bytes = failed.map(|event| event.size_bytes);
+        Self { picture, free: free_of(&trace.segments), failed_bytes }
+    }
+
+    /// Returns a sentence about the request that failed, if one was recorded.
+    pub fn failed_sentence(&self) -> Option<String> {
+        let bytes = self.failed_bytes?;
+        Some(format!("A request of {} MiB failed before the dump.", near(bytes)))
+    }
+
+    /// Returns a sentence about all free ranges.
+    pub fn free_sentence(&self) -> String {
+        let heaps = &self.picture.heaps;
+        let largest = heaps.iter().map(|heap| heap.largest_free_bytes).max().unwrap_or(0);
+        match self.free.is_empty() {
+            true => "No range is free then.".to_owned(),
+            false => format!("The largest free range then has {} MiB:", near(largest)),
+        }
+    }
+}
+
+fn free_of(segments: &[SegmentLayout]) -> Vec<FreeClass> {
+    let mut by_size: HashMap<(u64, StreamId), u64> = HashMap::new();
+    for segment in segments {
+        let free = segment.blocks.iter().filter(|b| b.state == BlockStateName::Inactive);
+        free.for_each(|b| *by_size.entry((b.size_bytes, segment.stream)).or_default() += 1);
+    }
+    let class = |((each_bytes, stream), ranges): ((u64, StreamId), u64)| FreeClass {
+        bytes: each_bytes.saturating_mul(ranges),
+        ranges,
+        each_bytes,
+        stream,
+    };
+    let mut all: Vec<_> = by_size.into_iter().map(class).collect();
+    all.sort_unstable_by_key(|class| (Reverse(class.each_bytes), class.stream));
+    all.truncate(Holders::LARGEST);
+    all
+}
+
+impl Holders {
+    /// Returns the live blocks of a layout by size, without their code and their ages.
+    fn of_layout(segments: &[SegmentLayout]) -> Self {
+        let mut holders = Self::default();
+        let mut by_size: HashMap<(u64, StreamId), u64> = HashMap::new();
+        for segment in segments {
+            let is_live = |b: &&BlockLayout| b.state == BlockStateName::ActiveAllocated;
+            for block in segment.blocks.iter().filter(is_live) {
+                holders.blocks += 1;
+                holders.requested_bytes =
+                    holders.requested_bytes.saturating_add(block.requested_bytes);
+                *by_size.entry((block.requested_bytes, segment.stream)).or_default() += 1;
+            }
+        }
+        holders.by_size = SizeClass::largest_of(by_size);
+        holders
+    }
+}

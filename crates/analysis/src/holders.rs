@@ -1,0 +1,220 @@
+//! The holders of the live bytes at a moment: bytes by recorded stack, by size and by age.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+use super::callers::Callers;
+use super::recording::Recording;
+use stratalloc::ids::StreamId;
+use stratalloc_recording::StackId;
+
+/// A live block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LiveBlock {
+    /// The block's number in the workload.
+    pub(super) id: u32,
+    pub(super) requested_bytes: u64,
+    pub(super) stream: StreamId,
+    /// The number of requests after the block's own. Not used for blocks from before the recording.
+    pub(super) age_requests: u32,
+}
+
+/// Live blocks of one recorded stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Holder {
+    /// The recorded stack, in [`Trace::stacks`](stratalloc_recording::Trace::stacks); `None` if none was
+    /// recorded for these blocks.
+    #[serde(skip)]
+    pub stack: Option<StackId>,
+    /// Whether the blocks were allocated before the recording began. Their stacks are not recorded.
+    #[serde(skip)]
+    pub lived_before: bool,
+    /// Requested bytes.
+    pub requested_bytes: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// The age of the newest block: the number of requests made after its own. `None` for blocks from before
+    /// the recording, whose requests were not counted.
+    pub newest_requests: Option<u32>,
+    /// The age of the oldest block; `None` likewise.
+    pub oldest_requests: Option<u32>,
+}
+
+/// Blocks of one size on one stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct SizeClass {
+    /// Requested bytes of all blocks.
+    pub requested_bytes: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Requested bytes of each block.
+    pub each_bytes: u64,
+    /// The stream.
+    #[serde(serialize_with = "stratalloc_recording::stream_number")]
+    pub stream: StreamId,
+}
+
+impl SizeClass {
+    /// Returns the classes that hold the most bytes, the largest first, from the number of blocks of each
+    /// size and stream.
+    pub(super) fn largest_of(blocks: HashMap<(u64, StreamId), u64>) -> Vec<Self> {
+        let class = |((each_bytes, stream), blocks): ((u64, StreamId), u64)| {
+            let requested_bytes = each_bytes.saturating_mul(blocks);
+            Self { each_bytes, stream, blocks, requested_bytes }
+        };
+        let mut all: Vec<_> = blocks.into_iter().map(class).collect();
+        let order = |class: &Self| (Reverse(class.requested_bytes), class.each_bytes, class.stream);
+        all.sort_unstable_by_key(order);
+        all.truncate(Holders::LARGEST);
+        all
+    }
+}
+
+/// Blocks of similar age.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct AgeClass {
+    /// Requested bytes.
+    pub requested_bytes: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// At most this many requests followed each block; `None` for the oldest class, and for blocks from
+    /// before the recording.
+    pub up_to_requests: Option<u32>,
+    /// Whether the blocks were allocated before the recording began.
+    pub lived_before: bool,
+}
+
+/// The holders of the live bytes at a moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holders {
+    /// Number of live blocks.
+    pub blocks: u64,
+    /// Requested bytes.
+    pub requested_bytes: u64,
+    /// All recorded stacks that hold bytes, largest first. Then blocks whose request has no recorded
+    /// stack, and last the blocks from before the recording.
+    pub by_stack: Vec<Holder>,
+    /// The sizes that hold the most bytes, at most [`Holders::LARGEST`] of them, largest first.
+    pub by_size: Vec<SizeClass>,
+    /// All blocks by age, youngest first, and last those from before the recording. Classes without blocks
+    /// are left out.
+    pub by_age: Vec<AgeClass>,
+}
+
+/// The upper bounds of the age classes, in requests.
+const AGES: [u32; 4] = [10, 100, 1_000, 10_000];
+
+impl Holders {
+    /// The maximum number of sizes listed.
+    pub const LARGEST: usize = 10;
+
+    pub(super) fn of(recording: &Recording, live: &[LiveBlock]) -> Self {
+        let seeded = recording.workload.seeded;
+        let stacks: Vec<_> = recording.trace.requests().map(|event| event.stack).collect();
+        let mut holders = Self::default();
+        let mut by_stack: HashMap<(Option<StackId>, bool), Holder> = HashMap::new();
+        let mut by_size: HashMap<(u64, StreamId), u64> = HashMap::new();
+        let mut by_age = [AgeClass::default(); AGES.len() + 2];
+        for block in live {
+            let LiveBlock { id, requested_bytes, stream, age_requests } = *block;
+            holders.blocks += 1;
+            holders.requested_bytes = holders.requested_bytes.saturating_add(requested_bytes);
+            let request = id.checked_sub(seeded);
+            let stack = request.and_then(|at| *stacks.get(at as usize)?);
+            let lived_before = request.is_none();
+            let age = (!lived_before).then_some(age_requests);
+            let one = Holder {
+                stack,
+                lived_before,
+                blocks: 1,
+                requested_bytes,
+                oldest_requests: age,
+                newest_requests: age,
+            };
+            let known = by_stack.entry((stack, lived_before));
+            known.and_modify(|holder| holder.add(&one)).or_insert(one);
+            *by_size.entry((requested_bytes, stream)).or_default() += 1;
+            let class = match lived_before {
+                true => AGES.len() + 1,
+                false => AGES.partition_point(|&end| end < age_requests),
+            };
+            by_age[class].blocks += 1;
+            by_age[class].requested_bytes += requested_bytes;
+        }
+        holders.by_stack = by_stack.into_values().collect();
+        holders.by_stack.sort_unstable_by_key(|holder| (holder.order(), holder.stack));
+        holders.by_size = SizeClass::largest_of(by_size);
+        by_age[AGES.len() + 1].lived_before = true;
+        let ends = AGES.into_iter().map(Some).chain([None, None]);
+        let aged = by_age.into_iter().zip(ends);
+        let aged = aged.map(|(class, up_to_requests)| AgeClass { up_to_requests, ..class });
+        holders.by_age = aged.filter(|class| class.blocks > 0).collect();
+        holders
+    }
+
+    /// Returns the code that holds the most bytes: at most `most` callers, largest first. Then blocks
+    /// whose request has no recorded stack, and last the blocks from before the recording.
+    pub fn by_code(&self, callers: &Callers<'_>, most: usize) -> Vec<CodeHolder> {
+        let mut joined: HashMap<(Option<u32>, bool), Holder> = HashMap::new();
+        for holder in &self.by_stack {
+            let caller = holder.stack.map(|stack| callers.of_stack(stack));
+            let known = joined.entry((caller, holder.lived_before));
+            known.and_modify(|all| all.add(holder)).or_insert(*holder);
+        }
+        let mut rows: Vec<_> = joined.into_iter().map(|((caller, _), row)| (caller, row)).collect();
+        rows.sort_unstable_by_key(|(caller, holder)| (holder.order(), *caller));
+        let with_code = rows.iter().filter(|(caller, _)| caller.is_some()).count();
+        rows.drain(most.min(with_code)..with_code);
+        let shown: Vec<u32> = rows.iter().filter_map(|(caller, _)| *caller).collect();
+        let mut labels = callers.labels(&shown).into_iter();
+        let label = |(caller, holder): (Option<u32>, Holder)| {
+            let asked_for_by = match (caller, holder.lived_before) {
+                (Some(_), _) => labels.next().unwrap_or_default(),
+                (None, true) => LIVED_BEFORE.to_owned(),
+                (None, false) => NO_STACK.to_owned(),
+            };
+            CodeHolder { asked_for_by, caller, holder }
+        };
+        rows.into_iter().map(label).collect()
+    }
+}
+
+/// The label of blocks whose requests were not recorded.
+pub(super) const LIVED_BEFORE: &str = "(lived before the recording began)";
+/// The label of blocks whose requests were recorded without a stack.
+pub(super) const NO_STACK: &str = "(no stack recorded)";
+
+/// Live blocks of one caller.
+#[derive(Clone, Debug)]
+pub struct CodeHolder {
+    /// The caller's label.
+    pub asked_for_by: String,
+    /// The caller's number; `None` if no stack was recorded.
+    pub caller: Option<u32>,
+    /// The sum of all the caller's blocks, with the caller's stack that holds the most bytes.
+    pub holder: Holder,
+}
+
+impl Holder {
+    fn add(&mut self, other: &Self) {
+        self.blocks += other.blocks;
+        self.requested_bytes = self.requested_bytes.saturating_add(other.requested_bytes);
+        self.oldest_requests = self.oldest_requests.max(other.oldest_requests);
+        self.newest_requests = self.newest_requests.min(other.newest_requests);
+    }
+
+    /// The sort key: rows with a stack, then without, then from before the recording; larger rows first in
+    /// each.
+    fn order(&self) -> (bool, bool, Reverse<u64>) {
+        (self.lived_before, self.stack.is_none(), Reverse(self.requested_bytes))
+    }
+}
+
+/// Returns the recorded stack of the request for a block of the workload. Blocks from before the
+/// recording have the lowest numbers; the others are numbered in the order of the requests.
+pub(super) fn stack_of(recording: &Recording, id: u32) -> Option<StackId> {
+    let request = id.checked_sub(recording.workload.seeded)?;
+    recording.trace.requests().nth(request as usize)?.stack
+}

@@ -1,0 +1,86 @@
+//! Analyses a recording: how small a device it runs on under each setting, and which code holds the
+//! memory.
+//!
+//! A [`Recording`] is read once. It holds the requests, the configuration, the limit and the figures.
+//! [`measure`] replays it on a device of a given [`Capacity`]. [`Need::search`] replays it on many
+//! devices to find the smallest on which no request fails. [`Picture::take`] classifies the reserved
+//! bytes at a moment. [`Advice::search`] searches for a setting that needs a smaller device. `forecast`
+//! derives the requests of a program at another size from recordings at small ones. `sweep` analyses the
+//! recordings of many ranks, those with equal requests once. A recording without history
+//! ([`Recording::no_history`]) gets none of these: only the memory at its end is known.
+//!
+//! Everything runs on the simulated device; nothing uses a real one, and nothing prints. Calls take
+//! milliseconds to about a minute, some of them on all processors, and wait for nothing else.
+//!
+//! ```no_run
+//! use stratalloc_analysis::{Memory, Need, Recording, SearchOptions};
+//! use stratalloc::config::{Config, KeyTable};
+//! use stratalloc_recording::{Limits, reader};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let trace = reader::read("snapshot.pickle".as_ref(), &Limits::default())?;
+//! let recorded = Config::parse(&trace.conf, &KeyTable::default()).ok();
+//! let recording = Recording::new(trace, recorded, Memory::default());
+//! let config = Config::parse("expandable_segments:True", &KeyTable::default())?;
+//! let need = Need::search(&recording, &config, &SearchOptions::default())?;
+//! println!("runs from {:?} bytes on", need.needs_bytes);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Read next: `recording`, then `needs`, then `causes`.
+
+mod advice;
+mod callers;
+mod categories;
+mod causes;
+pub mod curves;
+mod device;
+mod diff;
+mod dump;
+mod figures;
+mod forecast;
+mod headline;
+mod holders;
+mod limit;
+pub mod lives;
+mod missing;
+mod needs;
+mod paste;
+mod recording;
+mod refusals;
+pub mod repeated;
+mod served;
+mod snapshot;
+mod streams;
+mod sweep;
+mod torch;
+mod trial;
+mod why;
+mod words;
+
+pub use advice::{Advice, AdviceOptions, Tried};
+pub use callers::{Callers, Compared};
+pub use categories::Category;
+pub use causes::{Causes, Failed, HeapCauses, Moment, Picture};
+pub use device::{counted, open_sim};
+pub use diff::{Diff, Growth, KeptSegment, ShownRequest, Side, difference};
+pub use dump::{Dump, FreeClass};
+pub use figures::Figures;
+pub use forecast::{Forecast, ForecastError, Sample, Sizes, VALUE_MAX};
+pub use headline::Headline;
+pub use headline::with_failed;
+pub use holders::CodeHolder;
+pub use holders::{AgeClass, Holder, Holders, SizeClass};
+pub use needs::{Cost, Need, SearchOptions};
+pub use paste::Paste;
+pub use recording::{Evidence, Limit, LimitSource, Memory, Recording, RefusedWithFree};
+pub use served::advise_on_oom;
+pub use snapshot::snapshot_of;
+pub use streams::{StreamUse, Streams};
+pub use sweep::{Advised, Difference, Found, Group, Scanned, State, Sweep};
+pub use torch::ForTorch;
+pub use trial::{Capacity, Trial, fits, measure};
+pub use trial::{failed_requests, measure_watched, watch, without_files};
+pub use why::Why;
+pub use words::{BESIDES, Choice, counted_as, grouped, heap_name, host_sentence, near};

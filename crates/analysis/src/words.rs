@@ -1,0 +1,321 @@
+//! The results of an analysis as sentences. Every number in them comes from a recording or a replay.
+
+use std::collections::HashMap;
+
+use super::advice::{Advice, Tried};
+use super::causes::{Causes, HeapCauses, Moment, Picture};
+use super::needs::Need;
+use super::paste::Paste;
+use super::recording::{Limit, LimitSource, Recording};
+use super::streams::Streams;
+use super::torch::ForTorch;
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::MIB;
+use stratalloc_recording::HostMemory;
+
+/// Formats a whole number with thousands separators.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Formats a number with its noun: "1 retry", "2 retries".
+pub fn counted_as(number: u64, one: &str, more: &str) -> String {
+    format!("{} {}", grouped(number), if number == 1 { one } else { more })
+}
+
+/// Formats bytes for tables: in whole MiB from 100 MiB on, in tenths below.
+pub fn near(bytes: u64) -> String {
+    let tenths = (u128::from(bytes) * 10 + u128::from(MIB) / 2) / u128::from(MIB);
+    match u64::try_from(tenths).unwrap_or(u64::MAX) {
+        tenths if bytes < 100 * MIB => format!("{}.{}", tenths / 10, tenths % 10),
+        _ => grouped(bytes.saturating_add(MIB / 2) / MIB),
+    }
+}
+
+/// Formats bytes as a whole number of MiB if they are one, and else as [`near`].
+pub(super) fn whole_or_near(bytes: u64) -> String {
+    if bytes.is_multiple_of(MIB) { grouped(bytes / MIB) } else { near(bytes) }
+}
+
+/// Formats bytes in whole MiB, rounded up so that a device of this size suffices.
+pub(super) fn mib(bytes: u64) -> String {
+    grouped(bytes.div_ceil(MIB))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a printed number")]
+pub(super) fn part(bytes: u64, of: u64) -> f64 {
+    if of == 0 { 0.0 } else { bytes as f64 / of as f64 }
+}
+
+/// Returns a sentence about the peak and the final size of pinned host memory.
+pub fn host_sentence(host: &HostMemory) -> String {
+    format!(
+        "Pinned host memory: {} MiB at most; {} MiB at the end, {} MiB of them live.",
+        mib(host.peak_reserved_bytes),
+        mib(host.reserved_bytes),
+        mib(host.live_bytes)
+    )
+}
+
+impl Need {
+    /// Formats the need in MiB. If the need with the luckiest order of addresses is known, adds that.
+    pub fn in_mib(&self) -> String {
+        let needs = self.needs_bytes.map_or_else(|| "no device suffices".to_owned(), mib);
+        match self.with_luck_bytes {
+            Some(bytes) => format!("{needs} ({} with luck)", mib(bytes)),
+            None => needs,
+        }
+    }
+}
+
+impl Causes {
+    /// Returns the name and the bytes of each cause, in the order in which tables list them.
+    #[must_use]
+    pub fn rows(&self) -> [(&'static str, u64); 6] {
+        [
+            ("requested and live", self.requested_bytes),
+            ("rounding inside live blocks", self.rounding_bytes),
+            ("waiting for other streams", self.waiting_bytes),
+            ("free parts of split segments", self.split_rest_bytes),
+            ("completely free segments", self.idle_segment_bytes),
+            ("kept by the driver's pool", self.driver_bytes),
+        ]
+    }
+}
+
+/// Streams keep much more memory than they need at once if the sum of their peaks is at least this many
+/// times the peak of all together.
+const APART: f64 = 1.2;
+/// Streams with less than this share of the bytes of the largest stream are not mentioned.
+const SMALL: f64 = 0.02;
+
+impl Picture {
+    /// Returns a few sentences that explain why so much memory is reserved.
+    #[must_use]
+    pub fn sentence(&self, streams: &Streams) -> String {
+        let total = self.causes.total_bytes();
+        let free = self.causes.rows()[1..].iter().max_by_key(|(_, bytes)| *bytes).copied();
+        let (name, bytes) = free.unwrap_or(("none", 0));
+        let when = match (self.moment, self.failed) {
+            (Moment::FirstFailure, Some(failed)) => {
+                format!("At the failed request of {} MiB", near(failed.requested_bytes))
+            }
+            (Moment::FirstFailure, None) => "At the failed request".to_owned(),
+            (Moment::PeakLive, _) => "At the peak of live bytes".to_owned(),
+            (Moment::PeakReserved, _) => "At the peak of reserved bytes".to_owned(),
+            (Moment::Dump, _) => "At the moment of the dump".to_owned(),
+        };
+        let live = near(self.causes.requested_bytes);
+        let mut text = format!("{when}, {} MiB are reserved and {live} MiB are live", near(total));
+        if bytes > 0 {
+            let share = part(bytes, total) * 100.0;
+            text += &format!("; {} MiB ({share:.0} %) are {name}", near(bytes));
+        }
+        if let (Moment::FirstFailure, Some(largest)) =
+            (self.moment, self.heaps.iter().map(|heap| heap.largest_free_bytes).max())
+        {
+            text += &format!(". The largest free block has {} MiB", near(largest));
+        }
+        text.push('.');
+        // At the peak of live bytes, streams that become busy later have not reserved their memory yet.
+        if !matches!(self.moment, Moment::PeakLive | Moment::Dump)
+            && let Some(more) = self.streams_apart(streams)
+        {
+            text.push(' ');
+            text += &more;
+        }
+        text
+    }
+
+    /// Returns a sentence if the peaks of streams come at different times, so that each keeps memory of
+    /// its own.
+    fn streams_apart(&self, streams: &Streams) -> Option<String> {
+        let mut kept: HashMap<StreamId, u64> = HashMap::new();
+        for heap in &self.heaps {
+            *kept.entry(heap.stream).or_default() += heap.causes.total_bytes();
+        }
+        let largest = kept.values().copied().max()?;
+        kept.retain(|_, bytes| part(*bytes, largest) >= SMALL);
+        let peaks = streams.sum_of_peaks_bytes();
+        if kept.len() < 2 || part(peaks, streams.peak_live_bytes) < APART {
+            return None;
+        }
+        let (least, most) = (kept.values().min()?, kept.values().max()?);
+        let together = match streams.busy_together {
+            0 | 1 => " and are never busy together",
+            few if few < kept.len() => &format!("; at most {few} of them are busy together"),
+            _ => ", and their peaks come at different times",
+        };
+        Some(format!(
+            "{} streams keep {} to {} MiB each{together}. The peaks of their live memory add up to {} MiB, but \
+             at most {} MiB are live at once.",
+            kept.len(),
+            near(*least),
+            near(*most),
+            near(peaks),
+            near(streams.peak_live_bytes)
+        ))
+    }
+}
+
+impl Moment {
+    /// Returns the name, as tables and JSON show it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FirstFailure => "first failure",
+            Self::PeakLive => "peak of live bytes",
+            Self::PeakReserved => "peak of reserved bytes",
+            Self::Dump => "moment of the dump",
+        }
+    }
+}
+
+/// Returns the name of a stream and its pool.
+pub fn heap_name(heap: &HeapCauses) -> String {
+    let stream = format!("stream {:#x}", heap.stream.0);
+    match heap.pool {
+        PoolId::DEFAULT => stream,
+        PoolId { capture, user } => format!("{stream} pool {capture}.{user}"),
+    }
+}
+
+impl Limit {
+    /// Formats the limit in whole MiB: "3,000 MiB", or "3,248 to 3,288 MiB" if only an interval is known.
+    pub fn in_mib(&self) -> String {
+        match self.below_bytes {
+            Some(below) if below > self.bytes => {
+                format!("{} to {} MiB", mib(self.bytes), mib(below))
+            }
+            _ => format!("{} MiB", mib(self.bytes)),
+        }
+    }
+
+    /// Formats the limit in tenths of a MiB: "3000.0 MiB", or "between 3248.0 and 3288.0 MiB".
+    pub fn in_tenths(&self) -> String {
+        #[expect(clippy::cast_precision_loss, reason = "a printed number")]
+        let mib = |bytes: u64| bytes as f64 / MIB as f64;
+        match self.below_bytes {
+            Some(below) => format!("between {:.1} and {:.1} MiB", mib(self.bytes), mib(below)),
+            None => format!("{:.1} MiB", mib(self.bytes)),
+        }
+    }
+
+    /// Returns a sentence with the limit and its source.
+    pub fn sentence(&self) -> String {
+        let (range, source) = (self.in_tenths(), self.source);
+        match source {
+            LimitSource::Probable(evidence) => format!(
+                "The limit is probably {range}, inferred from {evidence}, unless the program itself called \
+                 empty_cache at these moments."
+            ),
+            LimitSource::Possible(refused) => format!(
+                "The recording does not decide on a limit: {refused}. If a memory fraction is set, it is {range}."
+            ),
+            _ => format!("The limit is {range}: {source}."),
+        }
+    }
+}
+
+impl Recording {
+    /// Returns a sentence with the limit on reserved bytes and its source, or one about requests that failed
+    /// without a limit that explains them.
+    pub fn limit_sentence(&self) -> Option<String> {
+        let unexplained = || {
+            self.unexplained.map(|refused| {
+                format!(
+                    "No memory fraction explains that {refused}, because more had been reserved at another moment: \
+                     the driver refused for another reason, and no allocator setting helps."
+                )
+            })
+        };
+        self.limit.map(|limit| limit.sentence()).or_else(unexplained)
+    }
+}
+
+/// A setting to make, for one of the two allocators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The name of the allocator.
+    pub allocator: String,
+    /// The environment variable and its value.
+    pub set: String,
+    /// The need of the recording with the setting.
+    pub needs: String,
+}
+
+impl Advice {
+    /// Returns the settings for PyTorch's own allocator and for this library's; empty if no setting is
+    /// worth its cost.
+    pub fn choices(&self, recording: &Recording) -> Vec<Choice> {
+        let both = [self.worth_in_pytorch(recording), self.worth_in_ours(recording)];
+        both.into_iter().flatten().map(|tried| self.choice(tried)).collect()
+    }
+
+    /// Returns how many settings were searched and how many were dropped, as text.
+    pub fn searched(&self) -> String {
+        let searched = counted_as(self.tried.len() as u64, "setting", "settings");
+        let dropped = match self.passed_over {
+            0 => String::new(),
+            some => {
+                format!(
+                    "; {} dropped because three others were already better",
+                    grouped(some as u64)
+                )
+            }
+        };
+        format!("{searched} searched to the end{dropped}")
+    }
+
+    /// Returns the allocator, the environment variable and the need of a setting that was searched.
+    pub fn choice(&self, tried: &Tried) -> Choice {
+        let Paste { allocator, set, .. } = self.paste(tried);
+        let set = if set.is_empty() { "(nothing to set)".to_owned() } else { set };
+        Choice { allocator, set, needs: format!("needs {} MiB", tried.need.in_mib()) }
+    }
+
+    /// Returns the line that sets a setting that was searched.
+    pub fn paste(&self, tried: &Tried) -> Paste {
+        match tried.for_pytorch() {
+            Some(_) if self.is_for_pytorch(tried) => {
+                Paste::for_pytorch(self.torch.to_string(), &tried.conf)
+            }
+            _ => {
+                let torch = match self.torch {
+                    ForTorch::Set(version) => Some(version),
+                    ForTorch::Shown(_) | ForTorch::Unknown => None,
+                };
+                Paste::of(&tried.conf, torch)
+            }
+        }
+    }
+
+    /// Lists the data that the recording lacks, each with the option or call that supplies it.
+    pub fn unknown(&self, recording: &Recording) -> Vec<&'static str> {
+        let torch = "its version of PyTorch: keys that 2.1 and every later version have are assumed; --torch 2.11 \
+             names a version and adds its keys";
+        let limit = "its memory limit: --total-memory or --memory-fraction sets one";
+        let start = "the code that holds what lived before its first event: call \
+             torch.cuda.memory._record_memory_history() before the program allocates";
+        let segments = "when its segments were reserved and released, which skip_actions left out: its reserved bytes \
+             and its limit are not known";
+        let all = [
+            (recording.requests_outside > 0, segments),
+            (recording.limit.and_then(Limit::known).is_none(), limit),
+            (self.torch == ForTorch::Unknown, torch),
+            (recording.start.is_some(), start),
+        ];
+        all.into_iter().filter(|(is_unknown, _)| *is_unknown).map(|(_, what)| what).collect()
+    }
+}
+
+/// The memory that a device needs in addition to the recorded memory.
+pub const BESIDES: &str = "A device needs more than that: the CUDA context, loaded kernels, and what NCCL, \
+    cuBLAS and other libraries allocate themselves are not in a recording, often several hundred MiB.";

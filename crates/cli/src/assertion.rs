@@ -1,0 +1,563 @@
+//! Conditions: `--assert` and `--fits` of `advise`, such as `needs<=24GiB`, and `--assert` of `diff`, such as
+//! `needs<=+2%`.
+
+use std::str::FromStr;
+
+use serde_json::{Value, json};
+
+use stratalloc::size::human_bytes;
+use stratalloc_analysis::{
+    Advice, Diff, Limit, Recording, Tried, counted_as, difference, failed_requests, near,
+};
+
+use super::outcome::{Outcome, Result};
+use super::show::mib;
+use super::size::{Amount, percent, size};
+
+/// A quantity of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Quantity {
+    /// The need under the recorded configuration. Does not depend on a search for settings.
+    Needs,
+    /// The smallest need among the recorded configuration and the settings that were tried.
+    LeastNeed,
+    /// The peak of live bytes.
+    LivePeak,
+    /// The number of requests that got no memory.
+    Failures,
+}
+
+impl Quantity {
+    const NAMES: [(&str, Self); 4] = [
+        ("needs", Self::Needs),
+        ("least_need", Self::LeastNeed),
+        ("live_peak", Self::LivePeak),
+        ("failures", Self::Failures),
+    ];
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operator {
+    Less,
+    AtMost,
+    More,
+    AtLeast,
+    Equal,
+    NotEqual,
+}
+
+impl Operator {
+    /// The signs; of two with the same beginning, the longer one is first.
+    const SIGNS: [(&str, Self); 6] = [
+        ("<=", Self::AtMost),
+        (">=", Self::AtLeast),
+        ("==", Self::Equal),
+        ("!=", Self::NotEqual),
+        ("<", Self::Less),
+        (">", Self::More),
+    ];
+
+    fn holds<T: PartialOrd>(self, value: T, bound: T) -> bool {
+        match self {
+            Self::Less => value < bound,
+            Self::AtMost => value <= bound,
+            Self::More => value > bound,
+            Self::AtLeast => value >= bound,
+            Self::Equal => value == bound,
+            Self::NotEqual => value != bound,
+        }
+    }
+}
+
+/// A condition on a quantity. The bound is an [`Absolute`] one or a [`Difference`].
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Condition<B> {
+    text: String,
+    quantity: Quantity,
+    operator: Operator,
+    bound: B,
+    /// Whether the condition is that of `--fits`, which also requires that no request failed.
+    is_fits: bool,
+}
+
+/// A condition on a quantity of one recording.
+pub(crate) type Assertion = Condition<Absolute>;
+
+/// A bound of a condition.
+pub(crate) trait Bound: Sized {
+    /// The names of the quantities, and the bound of a size.
+    const EXPECTED: [&str; 2];
+
+    /// Parses the bound of a size.
+    fn of_bytes(text: &str) -> Result<Self, String>;
+
+    /// Parses the bound of a number of requests.
+    fn of_count(text: &str) -> Result<Self, String>;
+}
+
+/// The bound of a quantity of one recording.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Absolute {
+    Size(Amount),
+    Count(u64),
+}
+
+impl Bound for Absolute {
+    const EXPECTED: [&str; 2] =
+        ["needs, least_need, live_peak or failures", "a size, as needs<=24GiB"];
+
+    fn of_bytes(text: &str) -> Result<Self, String> {
+        Amount::parse(text).map(Self::Size)
+    }
+
+    fn of_count(text: &str) -> Result<Self, String> {
+        let count = text.parse().map_err(|_| "expected a number, as failures==0")?;
+        Ok(Self::Count(count))
+    }
+}
+
+impl<B: Bound> FromStr for Condition<B> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let [names, bound] = B::EXPECTED;
+        let expected = || format!("expected {names}, one of < <= > >=, and {bound}");
+        let at = text.find(['<', '>', '=', '!']).ok_or_else(expected)?;
+        let (name, rest) = text.split_at(at);
+        let mut named = Quantity::NAMES.iter().filter(|(known, _)| names.contains(known));
+        let quantity = named.find(|(known, _)| *known == name.trim());
+        let (_, quantity) = *quantity.ok_or_else(expected)?;
+        let mut known = Operator::SIGNS.iter();
+        let known = known.find_map(|(sign, operator)| Some((operator, rest.strip_prefix(sign)?)));
+        let (operator, bound) = known.ok_or_else(expected)?;
+        let is_equality = matches!(operator, Operator::Equal | Operator::NotEqual);
+        let bound = match quantity {
+            Quantity::Failures => B::of_count(bound.trim())?,
+            _ if is_equality => {
+                return Err(format!("== and != are for failures; {}", expected()));
+            }
+            _ => B::of_bytes(bound.trim())?,
+        };
+        Ok(Self { text: text.to_owned(), quantity, operator: *operator, bound, is_fits: false })
+    }
+}
+
+/// Parses the size of `--fits`: `--fits 24GiB` is `needs<=24GiB` and, if requests failed, `failures==0`.
+pub(crate) fn fits(size: &str) -> Result<Assertion, String> {
+    let condition: Assertion = format!("needs<={size}").parse()?;
+    Ok(Condition { is_fits: true, ..condition })
+}
+
+/// Whether a condition holds, and why.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answer {
+    /// The condition, as the user gave it.
+    pub(crate) condition: String,
+    pub(crate) outcome: Outcome,
+    /// The figures, or the reason why the condition cannot be judged.
+    pub(crate) sentence: String,
+}
+
+impl Answer {
+    /// Returns the answer for a condition that cannot be judged. `why` is a clause without a full stop.
+    pub(crate) fn unjudged(condition: &str, why: &str) -> Self {
+        let sentence = format!("It cannot be judged: {why}.");
+        Self { condition: condition.to_owned(), outcome: Outcome::Unjudged, sentence }
+    }
+}
+
+/// The answer for a condition on one recording.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Verdict {
+    pub(crate) answer: Answer,
+    /// The value of a quantity in bytes; `None` if no device suffices.
+    value_bytes: Option<u64>,
+    /// The value of `failures`.
+    failures: Option<u64>,
+    /// If the condition is an upper bound of a need: the cheapest setting that needs no more, if one was
+    /// found, and the line that sets it.
+    setting: Option<(Tried, String)>,
+    is_recorded: bool,
+}
+
+impl<B> Condition<B> {
+    /// Returns the answer if the condition cannot be judged. `why` is a clause without a full stop.
+    pub(crate) fn unjudged(&self, why: &str) -> Answer {
+        Answer::unjudged(&self.text, why)
+    }
+
+    fn answer(&self, holds: bool, sentence: String) -> Answer {
+        let sentence = format!("{}: {sentence}", if holds { "Yes" } else { "No" });
+        Answer { condition: self.text.clone(), outcome: Outcome::of(holds), sentence }
+    }
+}
+
+impl Assertion {
+    /// Returns the largest need that meets an upper bound of a need, in bytes. `None` for other conditions,
+    /// and if the bound is not known.
+    fn most_bytes(&self, total_bytes: Option<u64>) -> Option<u64> {
+        let Absolute::Size(amount) = self.bound else { return None };
+        match (self.quantity, self.operator) {
+            (Quantity::LivePeak | Quantity::Failures, _) => None,
+            (_, Operator::AtMost) => amount.bytes(total_bytes).ok(),
+            (_, Operator::Less) => Some(amount.bytes(total_bytes).ok()?.saturating_sub(1)),
+            _ => None,
+        }
+    }
+
+    /// Returns the answer as JSON if the condition cannot be judged.
+    pub(crate) fn unjudged_json(&self, why: &str) -> Value {
+        Verdict { answer: self.unjudged(why), ..Verdict::default() }.json()
+    }
+
+    /// Returns the bytes such that if the recorded configuration needs at most these, no other setting
+    /// must be tried. `None` if all must be.
+    pub(crate) fn enough_bytes(&self, total_bytes: Option<u64>) -> Option<u64> {
+        let is_searched = self.quantity == Quantity::LeastNeed;
+        self.most_bytes(total_bytes).or((!is_searched).then_some(u64::MAX))
+    }
+
+    /// Checks the condition.
+    pub(crate) fn check(&self, recording: &Recording, advice: &mut Advice) -> Result<Verdict> {
+        let unjudged = |why: &str| Verdict { answer: self.unjudged(why), ..Verdict::default() };
+        let bound = match self.bound {
+            Absolute::Count(count) => return self.check_failures(count, recording),
+            Absolute::Size(amount) => match amount.bytes(recording.memory.total_bytes) {
+                Ok(bound) => bound,
+                Err(why) => return Ok(unjudged(&why)),
+            },
+        };
+        match self.quantity {
+            Quantity::Needs if recording.config.is_none() => {
+                Ok(unjudged("the recorded configuration cannot be replayed"))
+            }
+            Quantity::LeastNeed => self.check_least_need(bound, recording, advice),
+            Quantity::LivePeak | Quantity::Failures => Ok(self.check_live_peak(bound, recording)),
+            Quantity::Needs => {
+                let verdict = self.check_needs(bound, recording, advice)?;
+                match self.is_fits && verdict.answer.outcome == Outcome::Good {
+                    true => Ok(without_failures(recording)?.unwrap_or(verdict)),
+                    false => Ok(verdict),
+                }
+            }
+        }
+    }
+
+    fn check_live_peak(&self, bound: u64, recording: &Recording) -> Verdict {
+        let value = recording.live_peak_bytes;
+        let sentence = format!("{} MiB are live at once.", mib(value as f64));
+        let answer = self.answer(self.operator.holds(value, bound), sentence);
+        Verdict { answer, value_bytes: Some(value), ..Verdict::default() }
+    }
+
+    fn check_failures(&self, bound: u64, recording: &Recording) -> Result<Verdict> {
+        let count = failed_requests(recording)?;
+        let requests = match count {
+            0 => "no request".to_owned(),
+            count => counted_as(count, "request", "requests"),
+        };
+        let limit = recording.limit.and_then(Limit::known);
+        let limit = limit.map(|l| format!(", under the limit of {} MiB", near(l.bytes)));
+        let limit = limit.unwrap_or_default();
+        let sentence = match recording.memory.limit(recording.config.as_ref()).is_some() {
+            true => format!("{requests} would fail{limit} that is set."),
+            false => format!("{requests} failed when it was recorded{limit}."),
+        };
+        let answer = self.answer(self.operator.holds(count, bound), sentence);
+        Ok(Verdict { answer, failures: Some(count), ..Verdict::default() })
+    }
+
+    fn check_needs(
+        &self,
+        bound: u64,
+        recording: &Recording,
+        advice: &mut Advice,
+    ) -> Result<Verdict> {
+        let value_bytes = advice.recorded.need.needs_bytes;
+        // If no device suffices, the need is larger than any bound.
+        let holds = self.operator.holds(value_bytes.unwrap_or(u64::MAX), bound);
+        let setting = self.setting_within(recording, advice)?;
+        let (size, as_it_is) = (human_bytes(bound), as_it_is(advice));
+        let sentence = match (&setting, self.most_bytes(recording.memory.total_bytes)) {
+            (_, None) => format!("{as_it_is}."),
+            (Some(_), _) if holds => format!("{as_it_is}; {size} suffice."),
+            (Some((tried, _)), _) => format!(
+                "{as_it_is}; with {} it needs {} MiB and would fit in {size}.",
+                advice.paste(tried),
+                tried.need.in_mib()
+            ),
+            (None, _) => format!("{as_it_is}. {}", least_of(recording, advice)),
+        };
+        let answer = self.answer(holds, sentence);
+        let is_recorded = holds && setting.is_some();
+        Ok(Verdict { answer, value_bytes, setting, is_recorded, failures: None })
+    }
+
+    fn check_least_need(
+        &self,
+        bound: u64,
+        recording: &Recording,
+        advice: &mut Advice,
+    ) -> Result<Verdict> {
+        let setting = self.setting_within(recording, advice)?;
+        let value_bytes = advice.best().and_then(|tried| tried.need.needs_bytes);
+        let holds = match self.most_bytes(recording.memory.total_bytes) {
+            Some(_) => setting.is_some(),
+            None => self.operator.holds(value_bytes.unwrap_or(u64::MAX), bound),
+        };
+        let is_recorded =
+            setting.as_ref().is_some_and(|(tried, _)| tried.conf == advice.recorded.conf);
+        let (size, as_it_is) = (human_bytes(bound), as_it_is(advice));
+        let sentence = match &setting {
+            Some(_) if is_recorded => format!("{as_it_is}; {size} suffice."),
+            Some((tried, _)) => format!(
+                "with {} the recording needs {} MiB; {size} suffice. But {as_it_is}.",
+                advice.paste(tried),
+                tried.need.in_mib()
+            ),
+            None => format!("{as_it_is}. {}", least_of(recording, advice)),
+        };
+        let answer = self.answer(holds, sentence);
+        Ok(Verdict { answer, value_bytes, setting, is_recorded, failures: None })
+    }
+
+    /// Returns the cheapest setting that meets an upper bound of a need, and the line that sets it.
+    fn setting_within(
+        &self,
+        recording: &Recording,
+        advice: &mut Advice,
+    ) -> Result<Option<(Tried, String)>> {
+        let Some(bytes) = self.most_bytes(recording.memory.total_bytes) else { return Ok(None) };
+        let tried = advice.cheapest_within(recording, bytes)?;
+        Ok(tried.map(|tried| {
+            let set = advice.paste(&tried).set;
+            (tried, set)
+        }))
+    }
+}
+
+/// Returns the answer of `--fits` for a recording in which requests failed, although its need is small
+/// enough: its program fails as it is. `None` if no request failed.
+fn without_failures(recording: &Recording) -> Result<Option<Verdict>> {
+    let condition: Assertion = "failures==0".parse()?;
+    let mut verdict = condition.check_failures(0, recording)?;
+    if verdict.answer.outcome == Outcome::Good {
+        return Ok(None);
+    }
+    let hint = " Without that limit it would fit: --memory-fraction 1 sets the limit aside.";
+    verdict.answer.sentence += hint;
+    Ok(Some(verdict))
+}
+
+/// Returns the need under the recorded configuration as a clause.
+fn as_it_is(advice: &Advice) -> String {
+    match advice.recorded.need.needs_bytes {
+        Some(_) => format!("the recording needs {} MiB as it is", advice.recorded.need.in_mib()),
+        None => "no device suffices for the recording as it is".to_owned(),
+    }
+}
+
+/// Returns the least need of the settings that were tried, as a sentence.
+fn least_of(recording: &Recording, advice: &Advice) -> String {
+    let tried = counted_as(advice.tried.len() as u64, "setting", "settings");
+    let least = match advice.best().and_then(|tried| tried.need.needs_bytes) {
+        Some(least) => {
+            format!("The least need of {tried} that were searched is {} MiB", mib(least as f64))
+        }
+        None => format!("No device suffices for any of {tried} that were searched"),
+    };
+    format!("{least}, and the live bytes alone take {} MiB.", mib(recording.live_peak_bytes as f64))
+}
+
+impl Verdict {
+    pub(crate) fn json(&self) -> Value {
+        let setting = self.setting.as_ref();
+        json!({
+            "assertion": self.answer.condition,
+            "holds": self.answer.outcome.holds(),
+            "sentence": self.answer.sentence,
+            "value_bytes": self.value_bytes,
+            "failures": self.failures,
+            "conf": setting.map(|(tried, _)| &tried.conf),
+            "paste": setting.filter(|_| !self.is_recorded).map(|(_, set)| set),
+            "is_recorded": self.is_recorded,
+            "needs_bytes": setting.and_then(|(tried, _)| tried.need.needs_bytes),
+        })
+    }
+}
+
+/// The difference of a quantity between two recordings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Difference {
+    Bytes(i64),
+    /// A percentage of the first recording's value.
+    Percent(f64),
+    /// A number of requests.
+    Count(i64),
+}
+
+/// Splits a difference into its sign and its number.
+fn signed(text: &str) -> Option<(bool, &str)> {
+    let negative = text.strip_prefix('-').map(|rest| (true, rest));
+    text.strip_prefix('+').map(|rest| (false, rest)).or(negative)
+}
+
+impl Bound for Difference {
+    const EXPECTED: [&str; 2] = [
+        "needs, live_peak or failures",
+        "a difference with its sign, as needs<=+1GiB or live_peak<=+2%",
+    ];
+
+    fn of_bytes(text: &str) -> Result<Self, String> {
+        let expected = || format!("expected {}", Self::EXPECTED[1]);
+        let (is_negative, rest) = signed(text).ok_or_else(expected)?;
+        if let Some(number) = rest.strip_suffix('%') {
+            let percent = percent(number).ok_or_else(expected)?;
+            return Ok(Self::Percent(if is_negative { -percent } else { percent }));
+        }
+        let bytes = if rest == "0" { 0 } else { size(rest)? };
+        let bytes = i64::try_from(bytes).map_err(|_| expected())?;
+        Ok(Self::Bytes(if is_negative { -bytes } else { bytes }))
+    }
+
+    fn of_count(text: &str) -> Result<Self, String> {
+        let (is_negative, rest) = signed(text).unwrap_or_default();
+        let count: Option<u32> = rest.parse().ok();
+        let count = count.ok_or("expected a difference with its sign, as failures<=+0")?;
+        Ok(Self::Count(if is_negative { -i64::from(count) } else { count.into() }))
+    }
+}
+
+impl Condition<Difference> {
+    /// Checks the condition on the difference between the second recording and the first.
+    pub(crate) fn check_difference(&self, diff: &Diff<'_>) -> Result<DifferenceVerdict> {
+        let mut values = [None; 2];
+        for (value, side) in values.iter_mut().zip(diff.sides()) {
+            *value = match self.quantity {
+                Quantity::Needs if side.recording.config.is_none() => {
+                    let answer = self.unjudged("a recorded configuration cannot be replayed");
+                    return Ok(DifferenceVerdict { answer, values: [None; 2], is_count: false });
+                }
+                Quantity::Needs | Quantity::LeastNeed => side.need.needs_bytes,
+                Quantity::LivePeak => Some(side.recording.live_peak_bytes),
+                Quantity::Failures => Some(failed_requests(&side.recording)?),
+            };
+        }
+        let is_count = self.quantity == Quantity::Failures;
+        if values == [None; 2] {
+            let answer = self.unjudged("no device suffices for either recording");
+            return Ok(DifferenceVerdict { answer, values, is_count });
+        }
+        // If no device suffices, the need is larger than any bound.
+        let [a, b] = values.map(|value| value.unwrap_or(u64::MAX));
+        let difference = i128::from(b) - i128::from(a);
+        let holds = match self.bound {
+            Difference::Bytes(most) | Difference::Count(most) => {
+                self.operator.holds(difference, i128::from(most))
+            }
+            Difference::Percent(percent) => {
+                self.operator.holds(difference as f64, a as f64 * percent / 100.0)
+            }
+        };
+        let what = match self.quantity {
+            Quantity::Needs | Quantity::LeastNeed => "needs",
+            Quantity::LivePeak => "has live bytes of",
+            Quantity::Failures => "has",
+        };
+        let shown = |value: Option<u64>| match value {
+            Some(count) if is_count => counted_as(count, "failed request", "failed requests"),
+            Some(bytes) => format!("{} MiB", mib(bytes as f64)),
+            None => "more than any device".to_owned(),
+        };
+        let change = match values {
+            [Some(a), Some(b)] if !is_count => format!(" ({})", super::diff::change([a, b])),
+            _ => String::new(),
+        };
+        let sentence = format!("B {what} {}, A {}{change}.", shown(values[1]), shown(values[0]));
+        Ok(DifferenceVerdict { answer: self.answer(holds, sentence), values, is_count })
+    }
+}
+
+/// The answer for a condition on a difference, and the values.
+#[derive(Clone, Debug)]
+pub(crate) struct DifferenceVerdict {
+    pub(crate) answer: Answer,
+    /// The values of the two recordings; `None` if no device suffices.
+    values: [Option<u64>; 2],
+    /// Whether the values are numbers of requests, not bytes.
+    is_count: bool,
+}
+
+impl DifferenceVerdict {
+    pub(crate) fn json(&self) -> Value {
+        let bytes = self.values.map(|value| value.filter(|_| !self.is_count));
+        let counts = self.values.map(|value| value.filter(|_| self.is_count));
+        json!({
+            "assertion": self.answer.condition,
+            "holds": self.answer.outcome.holds(),
+            "sentence": self.answer.sentence,
+            "a_bytes": bytes[0],
+            "b_bytes": bytes[1],
+            "difference_bytes": bytes[0].zip(bytes[1]).map(|(a, b)| difference([a, b])),
+            "a_failures": counts[0],
+            "b_failures": counts[1],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn assertions_have_a_quantity_an_operator_and_a_size() {
+        let gib = |gib: u64| Absolute::Size(Amount::Bytes(gib << 30));
+        let parsed: Assertion = "needs<=24GiB".parse().unwrap();
+        let of_fits = fits("24GiB").unwrap();
+        assert_eq!(of_fits, Condition { is_fits: true, ..parsed.clone() });
+        assert_eq!(fits("24 gb").unwrap().bound, of_fits.bound);
+        assert_eq!((parsed.operator, parsed.bound), (Operator::AtMost, gib(24)));
+        let parsed: Assertion = "failures == 0".parse().unwrap();
+        assert_eq!((parsed.quantity, parsed.operator), (Quantity::Failures, Operator::Equal));
+        assert_eq!(parsed.bound, Absolute::Count(0));
+        let parsed: Assertion = "least_need<80%".parse().unwrap();
+        assert_eq!(parsed.bound, Absolute::Size(Amount::Percent(80.0)));
+        let parsed: Assertion = "live_peak > 512MiB".parse().unwrap();
+        assert_eq!((parsed.quantity, parsed.operator), (Quantity::LivePeak, Operator::More));
+        assert_eq!(parsed.bound, Absolute::Size(Amount::Bytes(512 << 20)));
+        let wrong = "needs, needs=24GiB, needs==24GiB, need<=24GiB, needs<=24, needs<=, <=1GiB, failures=0, \
+                     failures<=1GiB";
+        for wrong in wrong.split(", ").chain([""]) {
+            assert!(wrong.parse::<Assertion>().is_err(), "{wrong}");
+        }
+        assert!(fits("much").is_err());
+    }
+
+    #[test]
+    fn conditions_on_differences_have_a_sign_and_a_size_or_a_percentage() {
+        let bound = |text: &str| text.parse::<Condition<Difference>>().map(|parsed| parsed.bound);
+        assert_eq!(bound("live_peak<=+2%"), Ok(Difference::Percent(2.0)));
+        assert_eq!(bound("needs < -0.5%"), Ok(Difference::Percent(-0.5)));
+        assert_eq!(bound("needs<=+1GiB"), Ok(Difference::Bytes(1 << 30)));
+        assert_eq!(bound("needs<=+0"), Ok(Difference::Bytes(0)));
+        assert_eq!(bound("needs>=-512MiB"), Ok(Difference::Bytes(-512 << 20)));
+        assert_eq!(bound("failures<=+0"), Ok(Difference::Count(0)));
+        for wrong in [
+            "failures<=0",
+            "failures<=+1GiB",
+            "least_need<=+1GiB",
+            "needs==+0",
+            "needs<=1GiB",
+            "needs<=2%",
+            "needs<=+%",
+            "needs<=+inf%",
+            "needs<=+-2%",
+            "needs<=+1e3%",
+            "needs<=+2",
+            "needs<=+",
+        ] {
+            assert!(bound(wrong).is_err(), "{wrong}");
+        }
+        assert!("needs<=+1GiB".parse::<Assertion>().is_err());
+    }
+}

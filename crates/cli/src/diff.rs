@@ -1,0 +1,403 @@
+//! `stratalloc diff`: compares two recordings of one program.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use stratalloc::config::shown;
+use stratalloc_analysis::{
+    Diff, Growth, KeptSegment, ShownRequest, Side as Recorded, counted_as, difference, grouped,
+};
+use stratalloc_recording::Trace;
+
+use super::assertion::{Answer, Condition, Difference, DifferenceVerdict};
+use super::junit::{self, Case};
+use super::outcome::{BadArguments, Outcome, Result, out, unless_closed};
+use super::recordings::{Devices, Recordings, limit_json, name_of};
+use super::show::Side::{Left, Right};
+use super::show::{UNKNOWN, emphasised, joined, mib, progress, shown_path, table};
+
+/// Arguments of `diff`.
+#[derive(Args, Debug)]
+pub(crate) struct DiffArguments {
+    #[command(flatten)]
+    recordings: Recordings,
+    /// Check a condition on the difference between B and A, such as live_peak<=+2%, needs<=+1GiB or
+    /// failures<=+0. needs is each recording's need as recorded. The exit code is 1 if it does not hold. Can
+    /// be given several times. A percentage is one of A's value.
+    #[arg(long, value_name = "CONDITION", allow_hyphen_values = true)]
+    assert: Vec<Condition<Difference>>,
+    /// Write the results of the conditions to this file, in JUnit's format.
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The number of equal requests listed before the first one that differs.
+const BEFORE_SHOWN: usize = 3;
+/// The maximum number of holders and of segments in the tables.
+const ROWS_SHOWN: usize = 10;
+/// The maximum number of places with different requests in the JSON object.
+const PLACES_MAX: usize = 100;
+
+pub(crate) fn run(args: &DiffArguments) -> Result<Outcome> {
+    let files = &args.recordings.files;
+    if files.len() != 2 {
+        return Err(BadArguments(format!("diff compares 2 recordings, not {}", files.len())).into());
+    }
+    junit::check(args.junit.as_deref(), !args.assert.is_empty(), files)?;
+    let mut sides: Vec<(String, Recorded)> = Vec::new();
+    let mut read = |name: &str, trace: Trace| -> Result<Outcome> {
+        let recording =
+            args.recordings.with_history(name, trace, "compared with PyTorch's default")?;
+        let bar = progress(Recorded::STEPS, &format!("replaying {}", shown(name)));
+        sides.push((name.to_owned(), Recorded::of(recording, &|| bar.inc(1))?));
+        bar.finish_and_clear();
+        Ok(Outcome::Good)
+    };
+    let mut failed = Vec::new();
+    let outcome = args.recordings.each_or(Devices::First, &mut read, &mut failed)?;
+    let [(name_a, a), (name_b, b)] = sides.as_slice() else {
+        let errors: Vec<String> = failed.into_iter().map(|failed| failed.error).collect();
+        args.write_junit(args.assert.iter().map(|one| one.unjudged(&errors.join(", and "))))?;
+        return Ok(outcome);
+    };
+    let bar = progress(1, "aligning requests");
+    let diff = &Diff::of(a, b);
+    bar.finish_and_clear();
+    let verdicts = args.assert.iter().map(|one| one.check_difference(diff));
+    let verdicts: Vec<DifferenceVerdict> = verdicts.collect::<Result<_>>()?;
+    let found = Found { files, names: [name_a, name_b], diff, verdicts: &verdicts };
+    unless_closed(match args.json {
+        true => writeln!(out(), "{}", found.json()),
+        false => found.write(),
+    })?;
+    args.write_junit(verdicts.iter().map(|verdict| verdict.answer.clone()))?;
+    Ok(verdicts.iter().map(|verdict| verdict.answer.outcome).max().unwrap_or_default())
+}
+
+impl DiffArguments {
+    /// Writes the JUnit file, if the user wants one.
+    fn write_junit(&self, answers: impl Iterator<Item = Answer>) -> Result<()> {
+        let Some(file) = &self.junit else { return Ok(()) };
+        let names: Vec<String> = self.recordings.files.iter().rev().map(|at| name_of(at)).collect();
+        let name = names.join(" against ");
+        let cases: Vec<Case> = answers.map(|answer| Case { name: name.clone(), answer }).collect();
+        junit::write(file, "diff", &cases)
+    }
+}
+
+/// Formats the difference between two sizes, in MiB and as a percentage of the first.
+pub(crate) fn change([a, b]: [u64; 2]) -> String {
+    let bytes = difference([a, b]) as f64;
+    let percent =
+        if a == 0 { String::new() } else { format!(", {:+.1} %", bytes * 100.0 / a as f64) };
+    format!("{:+.1} MiB{percent}", bytes / f64::from(1 << 20))
+}
+
+fn signed_mib(bytes: i64) -> String {
+    format!("{:+.1}", bytes as f64 / f64::from(1 << 20))
+}
+
+/// The results for two recordings.
+struct Found<'a> {
+    files: &'a [PathBuf],
+    names: [&'a str; 2],
+    diff: &'a Diff<'a>,
+    verdicts: &'a [DifferenceVerdict],
+}
+
+impl Found<'_> {
+    fn write(&self) -> io::Result<()> {
+        let Self { files, diff, verdicts, .. } = self;
+        let mut out = out();
+        for (side, file) in ["A", "B"].iter().zip(*files) {
+            writeln!(out, "{side}: {}", shown_path(file))?;
+        }
+        for verdict in *verdicts {
+            let text = format!("{}  {}", verdict.answer.condition, verdict.answer.sentence);
+            writeln!(out, "{}", emphasised(&text))?;
+        }
+        if diff.is_empty() {
+            let requests = counted_as(diff.requests.same as u64, "request", "requests");
+            return writeln!(
+                out,
+                "Nothing differs: {requests}, the live bytes at the peak, the segments and the need are the same."
+            );
+        }
+        if verdicts.is_empty() {
+            writeln!(out, "{}", emphasised(&self.sentence()))?;
+        }
+        writeln!(out)?;
+        self.write_figures()?;
+        self.write_requests()?;
+        self.write_growth()?;
+        self.write_kept()
+    }
+
+    fn sentence(&self) -> String {
+        let needs = self.diff.sides().map(|side| side.need.needs_bytes);
+        match needs {
+            [Some(a), Some(b)] if a == b => {
+                format!("B needs as much memory as A: {} MiB.", mib(a as f64))
+            }
+            [Some(a), Some(b)] => {
+                format!(
+                    "B needs {} MiB, A {} MiB ({}).",
+                    mib(b as f64),
+                    mib(a as f64),
+                    change([a, b])
+                )
+            }
+            [None, None] => "No device suffices for A or B.".to_owned(),
+            [None, _] => "No device suffices for A.".to_owned(),
+            [_, None] => "No device suffices for B.".to_owned(),
+        }
+    }
+
+    fn write_figures(&self) -> io::Result<()> {
+        let row = |(name, [a, b]): (&str, [Option<u64>; 2])| {
+            let cell = |value: Option<u64>| {
+                value.map_or_else(|| UNKNOWN.to_owned(), |bytes| mib(bytes as f64))
+            };
+            let change = a.zip(b).map(|(a, b)| signed_mib(difference([a, b])));
+            vec![name.to_owned(), cell(a), cell(b), change.unwrap_or_else(|| UNKNOWN.to_owned())]
+        };
+        let names = [
+            "needs",
+            "live bytes at the peak",
+            "peak reserved, recorded",
+            "reserved without a limit",
+        ];
+        let figures = self.diff.sides().map(figures);
+        let rows =
+            names.iter().enumerate().map(|(at, name)| (*name, [figures[0][at], figures[1][at]]));
+        let rows: Vec<_> = rows.map(row).collect();
+        let mut out = out();
+        table(&mut out, &[("MiB", Left), ("A", Right), ("B", Right), ("B - A", Right)], &rows)?;
+        writeln!(out)
+    }
+
+    fn write_requests(&self) -> io::Result<()> {
+        let (diff, mut out) = (self.diff, out());
+        let requests = &diff.requests;
+        let Some(first) = self.first() else {
+            let same = counted_as(requests.same as u64, "request", "requests");
+            return writeln!(out, "Both make the same {same}.\n");
+        };
+        writeln!(out, "The first request that differs:")?;
+        let cells = |which: &str, request: &ShownRequest| {
+            let failed = if request.failed { " (failed)" } else { "" };
+            vec![
+                which.to_owned(),
+                grouped(request.request),
+                grouped(request.event.into()),
+                format!("{}{failed}", grouped(request.bytes)),
+                format!("{:#x}", request.stream.0),
+                request.requested_by.clone().unwrap_or_else(|| UNKNOWN.to_owned()),
+            ]
+        };
+        let before = first.before.iter().map(|request| cells("both", request));
+        let [a, b] = &first.requests;
+        let rows =
+            before.chain(a.iter().map(|a| cells("A", a))).chain(b.iter().map(|b| cells("B", b)));
+        let heading = [
+            ("", Left),
+            ("request", Right),
+            ("event", Right),
+            ("bytes", Right),
+            ("stream", Right),
+            ("requested by (called by)", Left),
+        ];
+        table(&mut out, &heading, &rows.collect::<Vec<_>>())?;
+        let [only_a, only_b] = requests.only.map(|count| count as u64);
+        writeln!(
+            out,
+            "{} the same, {} different, {} only in A, {} only in B, in {}.\n",
+            counted_as(requests.same as u64, "request is", "requests are"),
+            grouped(requests.changed as u64),
+            grouped(only_a),
+            grouped(only_b),
+            counted_as(requests.places.len() as u64, "place", "places")
+        )
+    }
+
+    /// Returns the first place at which the requests differ.
+    fn first(&self) -> Option<First> {
+        let place = self.diff.requests.places.first()?;
+        // All requests before the first place are in both recordings, so their numbers are equal.
+        let at = place[0].start;
+        let before: Vec<usize> = (at.saturating_sub(BEFORE_SHOWN)..at).collect();
+        let requests = [0, 1].map(|side| {
+            let indices: Vec<usize> = place[side].clone().take(1).collect();
+            self.diff.shown_requests(side, &indices).pop()
+        });
+        Some(First { before: self.diff.shown_requests(0, &before), requests })
+    }
+
+    fn write_growth(&self) -> io::Result<()> {
+        let grew = &self.diff.grew;
+        let mut out = out();
+        if grew.is_empty() {
+            return writeln!(out, "At the peak of live bytes each line of code holds as much.\n");
+        }
+        writeln!(out, "At each recording's peak of live bytes these hold more or less:")?;
+        let row = |row: &Growth| {
+            let [a, b] = row.bytes.map(|bytes| mib(bytes as f64));
+            let [blocks_a, blocks_b] = row.blocks.map(grouped);
+            vec![signed_mib(row.difference()), a, b, blocks_a, blocks_b, row.label()]
+        };
+        let heading = [
+            ("MiB", Right),
+            ("A", Right),
+            ("B", Right),
+            ("blocks A", Right),
+            ("blocks B", Right),
+            ("requested by (called by)", Left),
+        ];
+        let rows: Vec<_> = grew.iter().take(ROWS_SHOWN).map(row).collect();
+        table(&mut out, &heading, &rows)?;
+        if grew.len() > ROWS_SHOWN {
+            writeln!(out, "(the largest {ROWS_SHOWN} of {})", self.diff.grew_count)?;
+        }
+        writeln!(out)
+    }
+
+    fn write_kept(&self) -> io::Result<()> {
+        let kept = &self.diff.kept;
+        if kept.is_empty() {
+            return Ok(());
+        }
+        let mut out = out();
+        writeln!(
+            out,
+            "At the peak of reserved bytes B has {} with live blocks that A has not:",
+            counted_as(self.diff.kept_count, "segment", "segments")
+        )?;
+        let row = |segment: &KeptSegment| {
+            vec![
+                mib(segment.size_bytes as f64),
+                mib(segment.free_bytes as f64),
+                format!("{:#x}", segment.stream.0),
+                grouped(segment.blocks),
+                mib(segment.largest_bytes as f64),
+                match &segment.largest {
+                    Some(ShownRequest { request, requested_by: Some(label), .. }) => {
+                        format!("{label} (request {})", grouped(*request))
+                    }
+                    Some(request) => format!("request {}", grouped(request.request)),
+                    None => UNKNOWN.to_owned(),
+                },
+            ]
+        };
+        let heading = [
+            ("MiB", Right),
+            ("free", Right),
+            ("stream", Right),
+            ("blocks", Right),
+            ("largest", Right),
+            ("requested by (called by)", Left),
+        ];
+        let rows: Vec<_> = kept.iter().take(ROWS_SHOWN).map(row).collect();
+        table(&mut out, &heading, &rows)
+    }
+
+    fn json(&self) -> Value {
+        let Self { names, diff, verdicts, .. } = self;
+        let sides = diff.sides();
+        let side = |at: usize| side_json(names[at], sides[at]);
+        let [a, b] = sides.map(figures);
+        let changes = [0, 1, 2, 3].map(|at| a[at].zip(b[at]).map(|(a, b)| difference([a, b])));
+        let requests = &diff.requests;
+        let places = &requests.places[..requests.places.len().min(PLACES_MAX)];
+        let mut first = [0, 1].map(|side| {
+            let indices: Vec<usize> = places.iter().flat_map(|p| p[side].clone().take(1)).collect();
+            diff.shown_requests(side, &indices).into_iter()
+        });
+        let place = |place: &[std::ops::Range<usize>; 2]| {
+            let [a, b] = [0, 1].map(|side| {
+                let count = place[side].len();
+                json!({"requests": count, "first": (count > 0).then(|| first[side].next()).flatten()})
+            });
+            json!({"a": a, "b": b})
+        };
+        let list: Vec<Value> = places.iter().map(place).collect();
+        let growth = |row: &Growth| {
+            json!({
+                "requested_by": row.label(),
+                "difference_bytes": row.difference(),
+                "a": {"requested_by": row.requested_by[0], "bytes": row.bytes[0], "blocks": row.blocks[0]},
+                "b": {"requested_by": row.requested_by[1], "bytes": row.bytes[1], "blocks": row.blocks[1]},
+            })
+        };
+        let first = self
+            .first()
+            .map(|First { before, requests: [a, b] }| json!({"before": before, "a": a, "b": b}));
+        json!({
+            "a": side(0),
+            "b": side(1),
+            "is_same": diff.is_empty(),
+            "difference": {
+                "needs_bytes": changes[0],
+                "live_peak_bytes": changes[1],
+                "peak_reserved_bytes": changes[2],
+                "reserved_unlimited_bytes": changes[3],
+            },
+            "requests": {
+                "same": requests.same,
+                "changed": requests.changed,
+                "only_a": requests.only[0],
+                "only_b": requests.only[1],
+                "places": requests.places.len(),
+                "first": first,
+                "list": list,
+            },
+            "grew": diff.grew.iter().map(growth).collect::<Vec<_>>(),
+            "grew_count": diff.grew_count,
+            "kept_segments": diff.kept,
+            "kept_segments_count": diff.kept_count,
+            "assertions": verdicts.iter().map(DifferenceVerdict::json).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// The first place at which the requests of two recordings differ.
+struct First {
+    /// The last requests before it, which both recordings have.
+    before: Vec<ShownRequest>,
+    /// The requests of the two recordings there; `None` if the other one has more requests there.
+    requests: [Option<ShownRequest>; 2],
+}
+
+/// Returns the figures that are compared: the need, the peaks of live and reserved bytes, and the bytes
+/// reserved without a limit.
+fn figures(side: &Recorded) -> [Option<u64>; 4] {
+    let (need, recording) = (&side.need, &side.recording);
+    let peak_reserved = Some(recording.figures.peak_reserved_bytes);
+    [
+        need.needs_bytes,
+        Some(recording.live_peak_bytes),
+        peak_reserved.filter(|_| !recording.trace.requests_only),
+        Some(need.reserved_unlimited_bytes),
+    ]
+}
+
+fn side_json(name: &str, side: &Recorded) -> Value {
+    let [needs_bytes, live_peak_bytes, peak_reserved_bytes, reserved_unlimited_bytes] =
+        figures(side);
+    let own = json!({
+        "trace": name,
+        "conf": side.recording.trace.conf,
+        "requests": side.requests(),
+        "needs_bytes": needs_bytes,
+        "needs_with_luck_bytes": side.need.with_luck_bytes,
+        "live_peak_bytes": live_peak_bytes,
+        "peak_reserved_bytes": peak_reserved_bytes,
+        "reserved_unlimited_bytes": reserved_unlimited_bytes,
+    });
+    joined([own, limit_json(&side.recording)])
+}

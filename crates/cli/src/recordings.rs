@@ -1,0 +1,374 @@
+//! The recordings that a command reads: files, the devices in them, and the memory of the recorded
+//! programs.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use stratalloc::config::{Config, shown};
+use stratalloc::history::{BlockStateName, SegmentLayout};
+use stratalloc_analysis::{Memory, Recording, counted_as};
+use stratalloc_recording::{Limits, NoHistory, ReplayError, Trace, UnknownEntries, reader};
+
+use super::files;
+use super::outcome::{Outcome, Result, fraction, is_closed_pipe, write_stderr};
+use super::settings::{self, BadConf};
+use super::show::{mib, progress, shown_path};
+use super::size::size;
+
+/// Arguments of commands that read recordings.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Recordings {
+    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain,
+    /// .xz, .gz or .zst. Standard input: -.
+    #[arg(required = true, value_name = "TRACE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Memory of the device, such as 32GiB, 40G or 512MiB. All units are binary: 24GB is 24GiB.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) total_memory: Option<u64>,
+    /// Share of the device's memory that may be reserved. 1 turns off a limit that the recording shows.
+    #[arg(long, value_parser = fraction)]
+    pub(crate) memory_fraction: Option<f64>,
+    /// Device of the recording to use. Default: each one separately; for commands that use only one, the
+    /// device with the most events.
+    #[arg(long)]
+    recorded_device: Option<u32>,
+    /// Refuse recordings that decode to more than this.
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4GiB")]
+    max_input: u64,
+}
+
+/// Which devices of a recording a command uses by default.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Devices {
+    /// The device with the most events.
+    First,
+    /// All devices with events, the one with the most events first.
+    Each,
+}
+
+/// A recording without a result.
+pub(crate) struct NotJudged {
+    /// The name to print.
+    pub(crate) name: String,
+    pub(crate) error: String,
+}
+
+/// Device numbers in a recording are smaller than this.
+const DEVICE_NUMBERS: u32 = 64;
+
+/// A function that processes one device of a recording. The text is the name to print.
+type Act<'a> = dyn FnMut(&str, Trace) -> Result<Outcome> + 'a;
+
+impl Recordings {
+    /// Returns the same options for other files.
+    pub(crate) fn of_files(&self, files: Vec<PathBuf>) -> Self {
+        Self { files, ..self.clone() }
+    }
+
+    /// Returns the device memory and fraction that the user set.
+    pub(crate) fn memory(&self) -> Memory {
+        Memory { total_bytes: self.total_memory, fraction: self.memory_fraction }
+    }
+
+    /// Returns the recording of a trace, with the recorded configuration. If that configuration cannot
+    /// be used, prints a note that ends with `lack`.
+    pub(crate) fn recording(&self, name: &str, trace: Trace, lack: &str) -> Recording {
+        let own = settings::recorded(&trace.conf);
+        if let Err(error) = &own {
+            write_stderr(format_args!("note: {}: {lack}: {error}", shown(name)));
+        }
+        let recording = Recording::new(trace, own.ok(), self.memory());
+        write_start_note(name, &recording);
+        recording
+    }
+
+    /// Does the same as [`recording`](Self::recording), for commands that only answer with needs.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError::NoHistory`].
+    pub(crate) fn with_history(&self, name: &str, trace: Trace, lack: &str) -> Result<Recording> {
+        match NoHistory::of(&trace) {
+            Some(no_history) => Err(ReplayError::from(no_history).into()),
+            None => Ok(self.recording(name, trace, lack)),
+        }
+    }
+
+    /// Parses `--conf`. Called before any recording is read, so that an error is found early.
+    pub(crate) fn parse_conf(&self, text: &str) -> Result<Config> {
+        let config = settings::parse("--conf", text)?;
+        files::spare_from(&config, &self.files)?;
+        settings::write_idle_keys(&config, self.memory_fraction.is_some());
+        Ok(config)
+    }
+
+    /// Reads each recording and processes each selected device in turn. Reads a file once per device, so
+    /// that only one device's data is in memory at a time. An error is printed, and the remaining
+    /// recordings are processed.
+    ///
+    /// # Errors
+    ///
+    /// Only one that means a closed pipe.
+    pub(crate) fn each(&self, wanted: Devices, act: &mut Act<'_>) -> Result<Outcome> {
+        self.each_or(wanted, act, &mut Vec::new())
+    }
+
+    /// Does the same as [`each`](Self::each). Adds the recordings that cannot be read or processed to
+    /// `failed`.
+    pub(crate) fn each_or(
+        &self,
+        wanted: Devices,
+        act: &mut Act<'_>,
+        failed: &mut Vec<NotJudged>,
+    ) -> Result<Outcome> {
+        let mut outcome = Outcome::Good;
+        for path in &self.files {
+            let done = self.each_device(path, wanted, act, failed);
+            outcome = outcome.max(or_printed(done, &name_of(path), failed)?);
+        }
+        Ok(outcome)
+    }
+
+    fn each_device(
+        &self,
+        path: &Path,
+        wanted: Devices,
+        act: &mut Act<'_>,
+        failed: &mut Vec<NotJudged>,
+    ) -> Result<Outcome> {
+        let device = self.recorded_device;
+        let source = Source::of(path, self.max_input)?;
+        let first = self.read(path, &source, device)?;
+        let (name, taken) = (name_of(path), first.device);
+        let mut others = if device.is_none() { first.other_devices } else { 0 };
+        if others == 0 || wanted == Devices::First {
+            if others > 0 {
+                write_stderr(format_args!(
+                    "note: {}: events of device {taken} are taken, {others} more have some: \
+                     --recorded-device N takes another",
+                    shown_path(path)
+                ));
+            }
+            return take(path, act, &name, first);
+        }
+        let count = others + 1;
+        write_stderr(format_args!(
+            "note: {}: events of {count} devices, shown one by one; --recorded-device N takes one",
+            shown_path(path)
+        ));
+        let mut take = |number: u32, trace: Trace| {
+            let name = format!("{name} device {number}");
+            or_printed(take(path, act, &name, trace), &name, failed)
+        };
+        let mut outcome = take(taken, first)?;
+        for number in (0..DEVICE_NUMBERS).filter(|number| *number != taken) {
+            if others == 0 {
+                break;
+            }
+            // Devices without entries fail to be read and are skipped.
+            match self.read(path, &source, Some(number)) {
+                Ok(trace) if !trace.events.is_empty() => {
+                    others -= 1;
+                    outcome = outcome.max(take(number, trace)?);
+                }
+                _ => {}
+            }
+        }
+        match others {
+            0 => Ok(outcome),
+            _ => {
+                let why =
+                    format!("{}: events of {others} more devices cannot be read", shown_path(path));
+                or_printed(Err(why.into()), &name, failed)
+            }
+        }
+    }
+
+    /// Reads a recording, with a progress bar.
+    fn read(&self, path: &Path, source: &Source<'_>, device: Option<u32>) -> Result<Trace> {
+        let name = shown_path(path);
+        let (file, length): (Box<dyn Read + '_>, u64) = match source {
+            Source::File(path) => {
+                let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
+                let length = file.metadata().map_or(0, |metadata| metadata.len());
+                (Box::new(file), length)
+            }
+            Source::Kept(bytes) => (Box::new(bytes.as_slice()), bytes.len() as u64),
+        };
+        let bar = progress(length, &format!("reading {name}"));
+        let trace = self.decoded(&name, file, device, Some(&|done| bar.set_position(done)))?;
+        bar.finish_and_clear();
+        if trace.events.is_empty() && device.is_some() {
+            let why = nothing_in(&trace, device);
+            write_stderr(format_args!("note: only the blocks that lived are taken: {name}: {why}"));
+        }
+        Ok(trace)
+    }
+
+    /// Reads the device with the most events, or the one that the user selected, from a file. Prints
+    /// nothing.
+    pub(crate) fn read_silently(&self, path: &Path) -> Result<Trace, String> {
+        let name = shown_path(path);
+        let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
+        self.decoded(&name, Box::new(file), self.recorded_device, None)
+            .map_err(|error| error.to_string())
+    }
+
+    /// Decodes a recording. One without events and without live blocks is an error.
+    fn decoded(
+        &self,
+        name: &str,
+        file: Box<dyn Read + '_>,
+        device: Option<u32>,
+        progress: Option<&dyn Fn(u64)>,
+    ) -> Result<Trace> {
+        let limits = Limits { decoded_bytes: self.max_input, device, ..Limits::default() };
+        let trace = reader::read_bytes(name, file, &limits, progress)?;
+        let live =
+            |segment: &SegmentLayout| segment.bytes_in(&[BlockStateName::ActiveAllocated]) > 0;
+        if trace.events.is_empty() && !trace.segments.iter().any(live) {
+            return Err(format!("{name}: {}", nothing_in(&trace, device)).into());
+        }
+        Ok(trace)
+    }
+
+    /// Returns the options that select what is read, as text.
+    pub(crate) fn read_options(&self) -> String {
+        format!("{:?} {}", self.recorded_device, self.max_input)
+    }
+}
+
+/// Prints an error and adds it to `failed`, so that the remaining recordings are still processed. An error
+/// that means a closed pipe is returned.
+fn or_printed(done: Result<Outcome>, name: &str, failed: &mut Vec<NotJudged>) -> Result<Outcome> {
+    match done {
+        Err(error) if !is_closed_pipe(&*error) => {
+            write_stderr(format_args!("stratalloc: {error}"));
+            failed.push(NotJudged { name: name.to_owned(), error: error.to_string() });
+            Ok(Outcome::Unjudged)
+        }
+        done => done,
+    }
+}
+
+/// Processes one device of the file at `path`. Errors of the replay include the path.
+fn take(path: &Path, act: &mut Act<'_>, name: &str, trace: Trace) -> Result<Outcome> {
+    let UnknownEntries { entries, first_action } = &trace.unknown;
+    if *entries > 0 {
+        let ignored = counted_as(*entries, "entry is ignored", "entries are ignored");
+        write_stderr(format_args!(
+            "note: {}: {ignored}: unknown actions, the first {first_action:?}",
+            shown(name)
+        ));
+    }
+    act(name, trace).map_err(|error| {
+        let file = shown_path(path);
+        if error.is::<ReplayError>() {
+            return format!("{file}: {error}").into();
+        }
+        match error.downcast::<BadConf>() {
+            Ok(bad) => Box::new(bad.in_file(&file)),
+            Err(error) => error,
+        }
+    })
+}
+
+/// The source of a recording, which is read once for each device.
+enum Source<'a> {
+    File(&'a Path),
+    /// The bytes of standard input, which can be read only once.
+    Kept(Vec<u8>),
+}
+
+impl<'a> Source<'a> {
+    fn of(path: &'a Path, max_input: u64) -> Result<Self> {
+        if path != Path::new("-") {
+            return Ok(Self::File(path));
+        }
+        // Limits the memory for input that will be refused anyway. No encoding makes a file larger than
+        // this.
+        let most = max_input.saturating_add(max_input / 8).saturating_add(1 << 16);
+        let mut kept = Vec::new();
+        std::io::stdin().lock().take(most).read_to_end(&mut kept).map_err(|e| format!("-: {e}"))?;
+        Ok(Self::Kept(kept))
+    }
+}
+
+/// Returns the limit of a recording, and the number of its entries that are ignored because their action
+/// is unknown, as JSON.
+pub(crate) fn limit_json(recording: &Recording) -> Value {
+    json!({
+        "limit_bytes": recording.limit.map(|limit| limit.bytes),
+        "limit_below_bytes": recording.limit.and_then(|limit| limit.below_bytes),
+        "limit_from": recording.limit.map(|limit| limit.source.to_string()),
+        "limit_inferred": recording.limit_is_inferred(),
+        "limit_certainty": recording.limit.map(|limit| limit.source.certainty()),
+        "unknown_entries": recording.trace.unknown.entries,
+    })
+}
+
+/// Prints a note about the state from which replays start, if the recording begins after the program's
+/// start.
+pub(crate) fn write_start_note(name: &str, recording: &Recording) {
+    if recording.lacks_collector_limit() {
+        write_stderr(format_args!(
+            "note: {}: garbage_collection_threshold acts near a limit that the recording does not show: \
+             --memory-fraction sets it",
+            shown(name)
+        ));
+    }
+    if recording.requests_outside > 0 {
+        write_stderr(format_args!(
+            "note: {}: entries of segments were left out (skip_actions): {} in no recorded segment, so the \
+             recorded reserved bytes are not known",
+            shown(name),
+            counted_as(recording.requests_outside, "request lies", "requests lie")
+        ));
+    }
+    let Some(start) = recording.start.as_ref().filter(|_| recording.no_history.is_none()) else {
+        return;
+    };
+    let (blocks, reserved) = (start.blocks.len(), mib(start.reserved_bytes() as f64));
+    let (live, name) = (mib(start.requested_bytes() as f64), shown(name));
+    let from = match &recording.start_layout {
+        Some(_) if recording.layout_for_all => {
+            "replays start from that layout, the needs from the live blocks"
+        }
+        Some(_) => {
+            "replays of the recorded configuration start from that layout, others and the needs from the \
+             live blocks"
+        }
+        None => "their addresses are unknown, so replays start from the live blocks alone",
+    };
+    let (begins, then) = match recording.layout_for_all {
+        true => ("at the event", ""),
+        false => ("it begins late:", " before its first event"),
+    };
+    write_stderr(format_args!(
+        "note: {name}: {begins} {blocks} blocks of {live} MiB lived and {reserved} MiB were reserved{then}; {from}"
+    ));
+}
+
+/// Returns a message for a recording without events. `device` is the device that the user selected, if
+/// any.
+fn nothing_in(trace: &Trace, device: Option<u32>) -> String {
+    match device {
+        _ if trace.requests_only => "it holds no requests".to_owned(),
+        Some(device) => format!("it holds no events of device {device}; others may have some"),
+        None => "it holds no events: was torch.cuda.memory._record_memory_history on while the \
+                 program ran?"
+            .to_owned(),
+    }
+}
+
+/// Returns the name to print for a recording: the file's name without its extensions.
+pub(crate) fn name_of(path: &Path) -> String {
+    let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let known = [".xz", ".gz", ".zst", ".pickle", ".json", ".csv"];
+    known
+        .iter()
+        .fold(file, |name, ending| name.strip_suffix(ending).map(str::to_owned).unwrap_or(name))
+}

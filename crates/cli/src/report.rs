@@ -1,0 +1,135 @@
+//! `stratalloc report`: writes one HTML page that shows how memory was used.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use stratalloc::config::{TorchVersion, shown};
+use stratalloc::files::NewFile;
+use stratalloc_analysis::{AdviceOptions, counted_as};
+use stratalloc_page::{Options, PAGE_BYTES};
+use stratalloc_recording::Trace;
+
+use super::outcome::{BadArguments, Outcome, Result, out, write_stderr};
+use super::recordings::{Devices, Recordings, name_of};
+use super::show::{mib, progress, shown_path};
+use super::{files, settings};
+
+/// Arguments of `report`.
+#[derive(Args, Debug)]
+pub(crate) struct Report {
+    #[command(flatten)]
+    recordings: Recordings,
+    /// File to write; - is standard output. Default: next to the first recording, run.html for
+    /// run.pickle.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Configuration to show besides the best ones. Can be given several times.
+    #[arg(long)]
+    conf: Vec<String>,
+    /// Search settings for recordings of more than a million operations, too: takes minutes.
+    #[arg(long)]
+    needs: bool,
+    /// Try only the settings that help most often: seconds instead of up to a minute.
+    #[arg(long)]
+    quick: bool,
+    /// Version of PyTorch that the settings are for, such as 2.8. Default: the oldest that can have made
+    /// the recording.
+    #[arg(long, value_name = "VERSION")]
+    torch: Option<TorchVersion>,
+}
+
+pub(crate) fn run(args: &Report) -> Result<Outcome> {
+    let output = match &args.output {
+        Some(output) => output.clone(),
+        None => beside(&args.recordings.files)?,
+    };
+    files::spare(&args.recordings.files, &output)?;
+    let settings = args
+        .conf
+        .iter()
+        .map(|text| args.recordings.parse_conf(text).map(|config| (text.clone(), config)));
+    let options = Options {
+        memory: args.recordings.memory(),
+        advice: AdviceOptions { quick: args.quick, torch: args.torch, ..AdviceOptions::default() },
+        needs: args.needs,
+        settings: settings.collect::<Result<_, _>>()?,
+    };
+    let target = Target::open(&output)?;
+    let mut report = stratalloc_page::Report::new(options, args.recordings.files.len());
+    let mut add = |name: &str, trace: Trace| -> Result<Outcome> {
+        let own = settings::recorded(&trace.conf).map_err(|error| error.to_string());
+        if let Err(error) = &own {
+            write_stderr(format_args!(
+                "note: {}: shown with PyTorch's default: {error}",
+                shown(name)
+            ));
+        }
+        let bar = progress(1, &format!("trying settings on {}", shown(name)));
+        report.add(name, trace, own, &|done, known| {
+            bar.set_length(known as u64);
+            bar.set_position(done as u64);
+        })?;
+        bar.finish_and_clear();
+        Ok(Outcome::Good)
+    };
+    let outcome = args.recordings.each(Devices::Each, &mut add)?;
+    if report.left_out > 0 {
+        let count = counted_as(report.left_out as u64, "recording", "recordings");
+        let most = PAGE_BYTES / 1_000_000;
+        write_stderr(format_args!(
+            "note: {count} found no room on the page, which has {most} MB at most"
+        ));
+    }
+    if report.recordings() == 0 {
+        return Ok(Outcome::Unjudged);
+    }
+    let page = report.page();
+    target.write(page.as_bytes())?;
+    if output != Path::new("-") {
+        let count = counted_as(report.recordings() as u64, "recording", "recordings");
+        let (size, path) = (mib(page.len() as f64), shown_path(&output));
+        writeln!(out(), "{path}: {count}, {size} MiB; open it in a browser")?;
+    }
+    Ok(outcome)
+}
+
+/// Returns the default path of the page: next to the first recording.
+fn beside(recordings: &[PathBuf]) -> Result<PathBuf, BadArguments> {
+    let named = recordings.first().filter(|file| *file != Path::new("-"));
+    let named = named.map(|file| file.with_file_name(format!("{}.html", name_of(file))));
+    named.ok_or_else(|| BadArguments("standard input has no name: -o names the page".to_owned()))
+}
+
+/// The destination of a page.
+pub(super) enum Target {
+    Stdout,
+    /// An existing device or pipe.
+    InPlace(NewFile),
+    /// A new file appears only when the page is complete.
+    File(PathBuf),
+}
+
+impl Target {
+    /// Checks the destination. Called before any recording is read, so that an unwritable destination is
+    /// found early.
+    pub(super) fn open(output: &Path) -> Result<Self> {
+        if output == Path::new("-") {
+            return Ok(Self::Stdout);
+        }
+        // The temporary file is removed at once: the program may be killed while it tries settings.
+        let file =
+            NewFile::create(output).map_err(|error| format!("{}: {error}", shown_path(output)))?;
+        Ok(if file.is_in_place() { Self::InPlace(file) } else { Self::File(output.to_owned()) })
+    }
+
+    pub(super) fn write(self, bytes: &[u8]) -> Result<()> {
+        match self {
+            Self::Stdout => Ok(out().write_all(bytes)?),
+            Self::InPlace(mut file) => Ok(file.write_all(bytes)?),
+            Self::File(path) => stratalloc::files::write(&path, bytes)
+                .map_err(|error| format!("{}: {error}", shown_path(&path)).into()),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Formats numbers and names, and shows progress bars on terminals.
+
+use std::path::Path;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+
+pub(crate) use super::table::{Side, table, table_text};
+use stratalloc::config::shown;
+use stratalloc_analysis::{Need, Paste, Recording};
+
+/// The note below tables in which a need depends on the addresses that the device assigns.
+pub(crate) const LUCK: &str = "with luck: which of two free blocks of one size is taken depends on their \
+    addresses; three orders of addresses were replayed, and needs is the largest result";
+
+/// The note below tables with rows that make PyTorch's decisions.
+pub(crate) const PYTORCHS: &str = "compat:pytorch: replayed with PyTorch's decisions; a line for PyTorch is without \
+    this key, which only stratalloc has";
+
+/// Formats bytes as mebibytes with one decimal.
+pub(crate) fn mib(bytes: f64) -> String {
+    format!("{:.1}", bytes / f64::from(1 << 20))
+}
+
+/// Formats the time of device calls in milliseconds, and as a share of the recorded time.
+fn device_ms(device_ns: u64, recorded_us: Option<u64>) -> String {
+    let (ms, recorded_us) = (device_ns as f64 / 1e6, recorded_us.unwrap_or(0));
+    match recorded_us {
+        0 => format!("{ms:.1}"),
+        us => format!("{ms:.1} ({:.1}%)", ms * 1e5 / us as f64),
+    }
+}
+
+/// The text for a value that a file or a device does not provide.
+pub(crate) const UNKNOWN: &str = "-";
+
+/// Formats a value, or a dash if it is unknown.
+pub(crate) fn value_or_dash<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| UNKNOWN.to_owned(), |value| value.to_string())
+}
+
+/// The headings of [`need_cells`].
+pub(crate) const NEED_HEADING: [(&str, Side); 6] = [
+    ("configuration", Side::Left),
+    ("needs MiB", Side::Right),
+    ("retries", Side::Right),
+    ("device calls", Side::Right),
+    ("device ms", Side::Right),
+    ("reserved without a limit", Side::Right),
+];
+
+/// Returns the table cells for the need of a configuration. `needs` is the formatted need.
+pub(crate) fn need_cells(
+    conf: String,
+    needs: String,
+    need: &Need,
+    recording: &Recording,
+) -> Vec<String> {
+    let (cost, recorded_us) = (need.cost, recording.figures.duration_us);
+    vec![
+        conf,
+        needs,
+        value_or_dash(cost.map(|cost| cost.retries)),
+        value_or_dash(cost.map(|cost| cost.device_calls)),
+        value_or_dash(cost.map(|cost| device_ms(cost.device_ns, recorded_us))),
+        mib(need.reserved_unlimited_bytes as f64),
+    ]
+}
+
+/// Returns the line that sets a setting and the allocator that reads it, as JSON. The line is empty if
+/// nothing has to be set.
+pub(crate) fn paste_json(paste: &Paste) -> Value {
+    json!({"paste": paste.set, "paste_for": paste.allocator})
+}
+
+/// Merges JSON objects into one.
+pub(crate) fn joined<const N: usize>(objects: [Value; N]) -> Value {
+    let fields = objects.into_iter().filter_map(|object| match object {
+        Value::Object(fields) => Some(fields),
+        _ => None,
+    });
+    fields.flatten().collect()
+}
+
+/// Formats a line in bold if standard output is a terminal.
+pub(crate) fn emphasised(text: &str) -> String {
+    console::style(shown(text)).bold().to_string()
+}
+
+/// Formats a path without control characters, because file names come from untrusted sources.
+pub(crate) fn shown_path(path: &Path) -> String {
+    shown(&path.display().to_string())
+}
+
+/// Formats a configuration string. An empty one is shown as "(default)".
+pub(crate) fn shown_conf(conf: &str) -> String {
+    if conf.trim().is_empty() { "(default)".to_owned() } else { shown(conf) }
+}
+
+/// Returns a progress bar, which is hidden unless standard error is a terminal.
+pub(crate) fn progress(length: u64, what: &str) -> ProgressBar {
+    let bar = ProgressBar::new(length).with_message(what.to_owned());
+    bar.with_style(style("{msg} {wide_bar} {percent}%"))
+}
+
+/// Returns a progress message, which is hidden unless standard error is a terminal.
+pub(crate) fn spinner() -> ProgressBar {
+    ProgressBar::new_spinner().with_style(style("timing {msg}"))
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("a legal template")
+}

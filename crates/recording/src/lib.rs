@@ -1,0 +1,61 @@
+//! Reads recordings and replays them.
+//!
+//! `reader` parses a snapshot in any encoding into a [`Trace`], and treats the file as untrusted.
+//! `evidence` finds entries that were not recorded, and decides whether the rest shows a history.
+//! `workload` extracts the requests of a trace, without the decisions of its allocator. `pools` finds the
+//! pool of each request; where it is not recorded (PyTorch 2.11), from the final layout. `verify` compares
+//! the decisions of this library's engine with the recorded ones. `run` replays the requests on any
+//! allocator and measures the time. `stacks` stores the stacks of requests, `frames` separates the
+//! program's frames from the runtime's, and `start` reconstructs the layout before the first event.
+//!
+//! The version of PyTorch that made a recording is derived from its contents ([`Trace::torch_version`]). In
+//! a replay, the configuration `compat:pytorch` means that version.
+
+mod addresses;
+mod complete;
+mod describe;
+mod evidence;
+mod frames;
+mod pools;
+pub mod reader;
+mod run;
+mod stacks;
+mod start;
+mod trace;
+mod verify;
+mod workload;
+
+pub use evidence::{Lack, MissingEntries, NoHistory};
+pub use frames::{FrameKind, Runtime};
+pub use pools::PoolRouting;
+pub use reader::{Limits, TraceError};
+pub use run::{Manner, run_as, walk};
+pub use run::{ReplayError, Run, is_served, run};
+pub use stacks::{Frame, StackId, Stacks};
+pub use start::free_block;
+pub use start::{LiveBlock, Start};
+pub use trace::reserved_before_and_peak;
+pub use trace::{Annotation, HostMemory, MadeHere, Owner, Trace, TraceEvent, UnknownEntries};
+pub use verify::started;
+pub use verify::{Misfit, Until, Verification, verify, verify_until};
+pub use workload::{Op, Workload};
+
+use stratalloc::ids::StreamId;
+
+/// Serializes a stream as its number.
+///
+/// # Errors
+///
+/// Those of the serializer.
+pub fn stream_number<S: serde::Serializer>(stream: &StreamId, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u64(stream.0)
+}
+
+/// Deserializes a stream from its number.
+///
+/// # Errors
+///
+/// Those of the deserializer.
+pub fn stream_of_number<'a, D: serde::Deserializer<'a>>(from: D) -> Result<StreamId, D::Error> {
+    serde::Deserialize::deserialize(from).map(StreamId)
+}

@@ -1,0 +1,85 @@
+//! Assembles the parts of a snapshot into a [`Trace`] of one device.
+//!
+//! In a file, segments precede the events, but the events decide which device is chosen. So the segments of
+//! all devices are kept until then.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+
+use super::Limits;
+use super::budget::{Budget, OverBudget};
+use super::fields::ListedSegment;
+use crate::{Annotation, HostMemory, MissingEntries, Owner, Trace, TraceEvent, UnknownEntries};
+use stratalloc::history::SegmentLayout;
+
+/// The parts of a snapshot that were read.
+#[derive(Default)]
+pub(super) struct Parts {
+    /// The parts that need no choice of a device, and the events of the chosen one.
+    pub(super) trace: Trace,
+    /// The segments of all devices.
+    pub(super) segments: Vec<ListedSegment>,
+    /// The chosen device, once it is known.
+    pub(super) device: Option<u32>,
+    /// The segments of pinned host memory.
+    pub(super) host_segments: Vec<ListedSegment>,
+    pub(super) host_events: Vec<TraceEvent>,
+    /// The rows of the accounts of all devices.
+    pub(super) account: Vec<ListedOwner>,
+}
+
+/// A row of an account, and its device.
+#[derive(Deserialize)]
+pub(super) struct ListedOwner {
+    device: u32,
+    owner: String,
+    kind: String,
+    bytes: i64,
+    found_by: String,
+}
+
+/// Entries of a list that are not events.
+#[derive(Default)]
+pub(super) struct Beside {
+    /// The number of events before the current entry.
+    pub(super) events: u32,
+    pub(super) unknown: UnknownEntries,
+    pub(super) annotations: Vec<Annotation>,
+}
+
+impl Parts {
+    /// Returns the trace. Its segments are those of the chosen device and those without a recorded device,
+    /// in address order.
+    ///
+    /// Without events, chooses the requested device, or else the first one that has segments. Adds entries of
+    /// frees that the file does not contain, and charges their memory to the budget.
+    pub(super) fn into_trace(
+        self,
+        limits: &Limits,
+        budget: &mut Budget,
+    ) -> Result<Trace, OverBudget> {
+        let Self { mut trace, segments, device, host_segments, host_events, account } = self;
+        let numbers: BTreeSet<u32> = segments.iter().filter_map(|s| s.device).collect();
+        let device = limits.device.or(device).or(numbers.first().copied()).unwrap_or_default();
+        if trace.events.is_empty() && trace.other_devices == 0 {
+            // Without events, the other devices are those with segments.
+            let others = numbers.into_iter().filter(|number| *number != device).count();
+            trace.other_devices = u32::try_from(others).unwrap_or(u32::MAX);
+        }
+        trace.device = device;
+        let is_own = |s: &ListedSegment| s.device.is_none_or(|number| number == device);
+        trace.segments = segments.into_iter().filter(is_own).map(|s| s.layout).collect();
+        SegmentLayout::sort(&mut trace.segments);
+        let of_device = account.into_iter().filter(|listed| listed.device == device);
+        let owner = |listed: ListedOwner| {
+            let ListedOwner { owner, kind, bytes, found_by, .. } = listed;
+            Owner { owner, kind, bytes, found_by }
+        };
+        trace.account = of_device.map(owner).collect();
+        let host: Vec<_> = host_segments.into_iter().map(|segment| segment.layout).collect();
+        trace.host = HostMemory::of(&host, &host_events);
+        MissingEntries::add_frees(&mut trace, |bytes| budget.charge(bytes))?;
+        Ok(trace)
+    }
+}

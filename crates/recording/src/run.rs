@@ -1,0 +1,551 @@
+//! Replays the requests of a recording on any allocator, and measures the time.
+
+use std::hash::Hash;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hashbrown::{HashMap, HashSet};
+use thiserror::Error;
+
+use super::evidence::NoHistory;
+use super::workload::{Op, Workload};
+use stratalloc::allocator::{Allocation, DeviceAllocator, PoolOptions, Request};
+use stratalloc::driver::DriverResult;
+use stratalloc::error::{
+    AllocError, DriverError, FractionError, FreeError, HandleError, OutOfMemory, PoolError,
+};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::registry::BuildError;
+use stratalloc::stats::Statistics;
+use stratalloc::strategies::NoCache;
+use stratalloc_sim::WorkGate;
+
+/// The reason why a recording could not be replayed.
+#[non_exhaustive]
+#[derive(Debug, Error)]
+pub enum ReplayError {
+    /// No allocator can be built from the configuration.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The memory fraction is out of range.
+    #[error(transparent)]
+    Fraction(#[from] FractionError),
+    /// The allocator failed for a reason other than memory.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+    /// The allocator refused the handle of a block that it had allocated.
+    #[error("the allocator refused its own block: {0}")]
+    Handle(#[from] HandleError),
+    /// The driver failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The memory cannot be limited, because the strategy has no cache.
+    #[error(transparent)]
+    NoCache(#[from] NoCache),
+    /// The decisions cannot be compared, because the strategy is not built on the native engine.
+    #[error("this strategy makes no decisions that a recording could be compared with")]
+    NotVerifiable,
+    /// The recording has more heaps (pairs of a stream and a pool) than any real program. It is refused,
+    /// because the allocator keeps tens of KiB of host memory for each heap.
+    #[error(
+        "the recording uses {heaps} pairs of a stream and a pool; at most {HEAPS_MAX} are \
+         repeated"
+    )]
+    TooManyHeaps {
+        /// The number of pairs.
+        heaps: usize,
+    },
+    /// The recording cannot be verified, because a log of requests contains no decisions.
+    #[error("the recording is a log of requests: it can be replayed without --verify")]
+    RequestsOnly,
+    /// The recording shows only the moment when it was written.
+    #[error(transparent)]
+    NoHistory(#[from] NoHistory),
+    /// The state before the first event cannot be reconstructed.
+    #[error(
+        "{blocks} blocks lived before the recording began, and their addresses are unknown, so its \
+         decisions cannot be verified; it can be replayed without --verify"
+    )]
+    LiveBefore {
+        /// The number of these blocks.
+        blocks: usize,
+    },
+}
+
+impl From<FreeError> for ReplayError {
+    fn from(error: FreeError) -> Self {
+        Self::Handle(error.reason)
+    }
+}
+
+/// Finishes the work of other streams at the recorded moments. A **lane** is a made-up stream that stands
+/// for the unrecorded streams that use a block.
+#[derive(Debug)]
+pub(super) struct LaneWork {
+    work_gate: Arc<dyn WorkGate>,
+    /// For each freed block that waits, by key: its lane, and the point in the lane after its last use.
+    waiting: HashMap<u64, (StreamId, u64)>,
+}
+
+impl LaneWork {
+    pub(super) fn new(work_gate: Arc<dyn WorkGate>) -> Self {
+        Self { work_gate, waiting: HashMap::new() }
+    }
+
+    /// Returns the number of blocks that wait for the work of lanes.
+    pub(super) fn pending(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Holds back all work that is submitted to this lane from now on. Called before the free of a block that
+    /// the lane uses, so that the block is still in use when it is freed.
+    fn hold(&self, lane: StreamId) -> DriverResult<()> {
+        self.work_gate.hold(lane)
+    }
+
+    /// Records that the block with this key was freed and waits for the lane.
+    pub(super) fn freed(&mut self, lane: StreamId, key: u64) -> DriverResult<()> {
+        self.waiting.insert(key, (lane, self.work_gate.mark(lane)?));
+        Ok(())
+    }
+
+    /// Finishes the lane's work that uses the block, and all earlier work of the lane.
+    pub(super) fn finish(&mut self, key: u64) -> DriverResult<()> {
+        match self.waiting.remove(&key) {
+            Some((lane, mark)) => self.work_gate.finish_until(lane, mark),
+            None => Ok(()),
+        }
+    }
+
+    /// Forgets the block with this key, because the allocator itself has waited for the block's work.
+    pub(super) fn waited_for(&mut self, key: u64) {
+        self.waiting.remove(&key);
+    }
+
+    fn finish_all(&mut self) -> DriverResult<()> {
+        self.waiting.clear();
+        self.work_gate.finish_all()
+    }
+}
+
+/// The result of replaying a workload.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    /// Requests that succeeded in the first pass.
+    pub allocations: u64,
+    /// Blocks that were freed in the first pass, not counting those freed after its last operation.
+    pub frees: u64,
+    /// Requests that failed in the first pass.
+    pub ooms: u64,
+    /// The report of the first request in the first pass that failed for lack of memory.
+    pub first_out_of_memory: Option<Box<OutOfMemory>>,
+    /// The counters at the end of the first pass, before the remaining blocks were freed.
+    pub statistics: Statistics,
+    /// The median of nanoseconds per operation (request or free) over passes 2 to N. If there was only one
+    /// pass, the value of that pass.
+    pub ns_per_op: f64,
+    /// Seconds for all passes.
+    pub wall_s: f64,
+}
+
+/// How a workload is replayed, and the callbacks.
+pub struct Manner<'a> {
+    /// The number of passes; 0 counts as 1.
+    pub passes: u32,
+    /// Blocks that exist already, by number. If any, the first pass skips the operations before the
+    /// recording.
+    pub held: Vec<(u32, Allocation)>,
+    /// Called once, when all blocks from before the recording have been allocated.
+    pub begun: &'a dyn Fn(),
+    /// Called at the end of the first pass with its counters; may add to them.
+    pub on_read: &'a dyn Fn(&mut Statistics),
+    /// Called after each pass with the number of passes done.
+    pub progress: &'a dyn Fn(u32),
+}
+
+impl Default for Manner<'_> {
+    /// Returns one pass without callbacks.
+    fn default() -> Self {
+        Self { passes: 1, held: Vec::new(), begun: &|| (), on_read: &|_| (), progress: &|_| () }
+    }
+}
+
+/// Replays a workload `passes` times. After each pass the remaining blocks are freed; the cache stays.
+///
+/// With a `work_gate`, the work of other streams finishes at the recorded moments; without one, when the
+/// device finishes it. `progress` is called after each pass with the number of passes done. Peaks and sums
+/// of counters begin when the blocks from before the recording have been allocated.
+///
+/// # Errors
+///
+/// [`ReplayError`] when the allocator fails for a reason other than memory. Also, before the first
+/// request, when the workload has more pairs of stream and pool than any program.
+pub fn run<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+    work_gate: Option<Arc<dyn WorkGate>>,
+    passes: u32,
+    progress: &dyn Fn(u32),
+) -> Result<Run, ReplayError> {
+    run_as(workload, allocator, work_gate, Manner { passes, progress, ..Manner::default() })
+}
+
+/// Replays like [`run`], with all options.
+///
+/// # Errors
+///
+/// Those of [`run`].
+pub fn run_as<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+    work_gate: Option<Arc<dyn WorkGate>>,
+    manner: Manner<'_>,
+) -> Result<Run, ReplayError> {
+    let mut before = if manner.held.is_empty() { workload.seeded as usize } else { 0 };
+    let mut runner = Runner::new(workload, allocator, work_gate, manner.held)?;
+    let begin = Instant::now();
+    let mut result = Run::default();
+    let mut times = Vec::new();
+    for pass in 0..manner.passes.max(1) {
+        let start = Instant::now();
+        let mut counts = PassCounts::default();
+        let (seeds, ops) = workload.ops.split_at(workload.seeded as usize);
+        if pass > 0 {
+            before = seeds.len();
+        }
+        runner.steps(&seeds[..before], &mut counts)?;
+        if pass == 0 {
+            if let Some(counters) = allocator.control().counters.filter(|_| workload.seeded > 0) {
+                counters.reset_accumulated();
+                counters.reset_peaks();
+            }
+            (manner.begun)();
+        }
+        runner.steps(ops, &mut counts)?;
+        let operations = (counts.allocations + counts.frees + counts.ooms).max(1);
+        #[expect(clippy::cast_precision_loss, reason = "operations are far below 2^52")]
+        times.push(start.elapsed().as_secs_f64() * 1e9 / operations as f64);
+        if pass == 0 {
+            let counters = allocator.control().counters;
+            result.statistics = counters.map(|c| c.statistics()).unwrap_or_default();
+            (manner.on_read)(&mut result.statistics);
+            result.allocations = counts.allocations;
+            result.frees = counts.frees;
+            result.ooms = counts.ooms;
+            result.first_out_of_memory = runner.first_out_of_memory.take();
+        }
+        runner.free_survivors()?;
+        (manner.progress)(pass + 1);
+    }
+    if times.len() > 1 {
+        times.remove(0);
+    }
+    times.sort_by(f64::total_cmp);
+    result.ns_per_op = times[times.len() / 2];
+    result.wall_s = begin.elapsed().as_secs_f64();
+    Ok(result)
+}
+
+/// Returns true if every request of a workload succeeds. Stops at the first failure. Does not free the
+/// blocks that are live at the end; their memory is released when the allocator is dropped.
+///
+/// # Errors
+///
+/// The same as [`run`].
+pub fn is_served<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+    work_gate: Option<Arc<dyn WorkGate>>,
+) -> Result<bool, ReplayError> {
+    let mut served = true;
+    walk(workload, allocator, work_gate, Vec::new(), |step| {
+        served = !step.is_failure;
+        if served { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    Ok(served)
+}
+
+/// A finished operation.
+pub struct Step<'a> {
+    /// The index of the operation in [`Workload::ops`].
+    pub at: usize,
+    /// Whether the operation was a request that failed.
+    pub is_failure: bool,
+    /// The live blocks, by number.
+    pub blocks: &'a [Option<Allocation>],
+}
+
+/// Replays a workload once and passes each finished operation to `on_step`, which may stop the replay. Does
+/// not free the blocks that are live at the end. Blocks in `held` exist already. If there are any, all
+/// operations from before the recording are skipped, and only the last of them is passed to `on_step`.
+///
+/// # Errors
+///
+/// Those of [`run`].
+pub fn walk<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+    work_gate: Option<Arc<dyn WorkGate>>,
+    held: Vec<(u32, Allocation)>,
+    mut on_step: impl FnMut(Step<'_>) -> ControlFlow<()>,
+) -> Result<(), ReplayError> {
+    let mut counts = PassCounts::default();
+    let before = if held.is_empty() { 0 } else { workload.seeded as usize };
+    let mut runner = Runner::new(workload, allocator, work_gate, held)?;
+    for (at, &op) in workload.ops.iter().enumerate().skip(before.saturating_sub(1)) {
+        let failures = counts.ooms;
+        if at >= before {
+            runner.step(op, &mut counts)?;
+        }
+        let is_failure = counts.ooms > failures;
+        if on_step(Step { at, is_failure, blocks: &runner.blocks }).is_break() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The maximum number of pairs of a stream and a pool in a workload.
+const HEAPS_MAX: usize = 8192;
+
+/// Returns an error if there are more than [`HEAPS_MAX`] different pairs.
+pub(super) fn check_heaps<P: Copy + Eq + Hash>(
+    pairs: impl Iterator<Item = (StreamId, P)>,
+) -> Result<(), ReplayError> {
+    // Most requests have the pair of the previous one, which is not hashed again.
+    let mut previous = None;
+    let is_other = |pair: &(StreamId, P)| previous.replace(*pair) != Some(*pair);
+    let heaps = pairs.filter(is_other).collect::<HashSet<_>>().len();
+    if heaps > HEAPS_MAX { Err(ReplayError::TooManyHeaps { heaps }) } else { Ok(()) }
+}
+
+/// Returns the (stream, pool) pairs of all requests.
+fn pairs(workload: &Workload) -> impl Iterator<Item = (StreamId, PoolId)> {
+    workload.ops.iter().filter_map(|op| match *op {
+        Op::Allocate { stream, pool, .. } => Some((stream, pool)),
+        Op::AllocateFailing { stream, .. } => Some((stream, PoolId::DEFAULT)),
+        Op::Free { .. } | Op::FreeInUse { .. } | Op::Finished { .. } | Op::EmptyCache => None,
+    })
+}
+
+/// Creates the workload's private pools, which exist as long as the allocator. Keeps pools that exist
+/// already. Returns false if the allocator has no private pools.
+fn create_pools(
+    workload: &Workload,
+    allocator: &impl DeviceAllocator,
+) -> Result<bool, ReplayError> {
+    let Some(pools) = allocator.control().private_pools else {
+        return Ok(false);
+    };
+    for &pool in &workload.pools {
+        match pools.create_pool(pool, PoolOptions::default()) {
+            Ok(()) | Err(PoolError::Taken { .. }) => {}
+            Err(error) => return Err(ReplayError::Alloc(error.into())),
+        }
+    }
+    Ok(true)
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct PassCounts {
+    allocations: u64,
+    frees: u64,
+    ooms: u64,
+}
+
+struct Runner<'a, A> {
+    allocator: &'a A,
+    lanes: Option<LaneWork>,
+    blocks: Vec<Option<Allocation>>,
+    first_out_of_memory: Option<Box<OutOfMemory>>,
+    /// Whether the allocator has private pools.
+    has_pools: bool,
+}
+
+impl<'a, A: DeviceAllocator> Runner<'a, A> {
+    fn new(
+        workload: &Workload,
+        allocator: &'a A,
+        work_gate: Option<Arc<dyn WorkGate>>,
+        held: Vec<(u32, Allocation)>,
+    ) -> Result<Self, ReplayError> {
+        check_heaps(pairs(workload))?;
+        let has_pools = create_pools(workload, allocator)?;
+        let mut blocks: Vec<_> = (0..workload.blocks).map(|_| None).collect();
+        for (id, allocation) in held {
+            blocks[id as usize] = Some(allocation);
+        }
+        let lanes = work_gate.map(LaneWork::new);
+        Ok(Self { allocator, lanes, blocks, first_out_of_memory: None, has_pools })
+    }
+
+    fn steps(&mut self, ops: &[Op], counts: &mut PassCounts) -> Result<(), ReplayError> {
+        ops.iter().try_for_each(|&op| self.step(op, counts))
+    }
+
+    #[inline]
+    fn step(&mut self, op: Op, counts: &mut PassCounts) -> Result<(), ReplayError> {
+        match op {
+            Op::Allocate { id, bytes, stream, pool } => {
+                match self.allocate(pool, Request::new(bytes, stream)) {
+                    Ok(allocation) => {
+                        self.blocks[id as usize] = Some(allocation);
+                        counts.allocations += 1;
+                    }
+                    Err(error) => {
+                        self.failed(error)?;
+                        counts.ooms += 1;
+                    }
+                }
+            }
+            Op::Free { id } => {
+                if let Some(allocation) = self.blocks[id as usize].take() {
+                    self.free(allocation)?;
+                    counts.frees += 1;
+                }
+            }
+            _ => self.rarer_step(op, counts)?,
+        }
+        Ok(())
+    }
+
+    /// Runs an operation of a kind that is rare in most recordings. This is a separate function, so that
+    /// the loop over the common operations keeps its values in registers.
+    #[inline(never)]
+    fn rarer_step(&mut self, op: Op, counts: &mut PassCounts) -> Result<(), ReplayError> {
+        match op {
+            Op::Allocate { .. } | Op::Free { .. } => {}
+            Op::AllocateFailing { bytes, stream, .. } => {
+                match self.allocator.allocate(Request::new(bytes, stream)) {
+                    Ok(allocation) => {
+                        self.free(allocation)?;
+                        counts.allocations += 1;
+                        counts.frees += 1;
+                    }
+                    // This request also failed when it was recorded.
+                    Err(AllocError::ZeroBytes) => counts.ooms += 1,
+                    Err(error) => {
+                        self.failed(error)?;
+                        counts.ooms += 1;
+                    }
+                }
+            }
+            Op::FreeInUse { id, lane } => {
+                if let Some(allocation) = self.blocks[id as usize].take() {
+                    self.free_in_use(id, lane, allocation)?;
+                    counts.frees += 1;
+                }
+            }
+            Op::Finished { id } => {
+                if let Some(lanes) = &mut self.lanes {
+                    lanes.finish(u64::from(id))?;
+                }
+            }
+            Op::EmptyCache => {
+                if let Some(caching) = self.allocator.control().caching {
+                    caching.empty_cache()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles a failed request. Only errors other than lack of memory and excessive size end the replay.
+    #[cold]
+    fn failed(&mut self, error: AllocError) -> Result<(), ReplayError> {
+        match error {
+            AllocError::OutOfMemory(report) => {
+                self.first_out_of_memory.get_or_insert(report);
+                Ok(())
+            }
+            AllocError::TooLarge { .. } => Ok(()),
+            error => Err(error.into()),
+        }
+    }
+
+    /// Allocates in `pool`. An allocator without private pools serves all requests from one pool.
+    #[inline]
+    fn allocate(&self, pool: PoolId, request: Request) -> Result<Allocation, AllocError> {
+        let is_private = pool != PoolId::DEFAULT && self.has_pools;
+        self.allocator.allocate(if is_private { request.in_pool(pool) } else { request })
+    }
+
+    fn free_in_use(
+        &mut self,
+        id: u32,
+        lane: StreamId,
+        allocation: Allocation,
+    ) -> Result<(), ReplayError> {
+        if let Some(lanes) = &self.lanes {
+            lanes.hold(lane)?;
+        }
+        if let Some(cross) = self.allocator.control().cross_stream {
+            cross.record_stream(&allocation, lane)?;
+        }
+        self.free(allocation)?;
+        if let Some(lanes) = &mut self.lanes {
+            lanes.freed(lane, u64::from(id))?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn free(&self, allocation: Allocation) -> Result<(), ReplayError> {
+        Ok(self.allocator.free(allocation)?)
+    }
+
+    /// Frees all live blocks and finishes all work of lanes, so that no pass starts with live blocks.
+    fn free_survivors(&mut self) -> Result<(), ReplayError> {
+        for at in 0..self.blocks.len() {
+            if let Some(allocation) = self.blocks[at].take() {
+                self.free(allocation)?;
+            }
+        }
+        if let Some(lanes) = &mut self.lanes {
+            lanes.finish_all()?;
+        }
+        if let Some(cross) = self.allocator.control().cross_stream {
+            cross.process_events()?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stratalloc::config::Config;
+    use stratalloc::registry::{self, BuildOptions};
+    use stratalloc_sim::{Sim, SimOptions};
+
+    fn repeat(ops: Vec<Op>) -> Result<Run, ReplayError> {
+        let device = Arc::new(Sim::new(SimOptions::default()));
+        let allocator = registry::build(&Config::default(), device, BuildOptions::default())?;
+        let blocks = u32::try_from(ops.len()).unwrap();
+        let workload = Workload { ops, blocks, ..Workload::default() };
+        run(&workload, &allocator, None, 1, &|_| ())
+    }
+
+    fn allocate(id: u32, bytes: u64, stream: u64) -> Op {
+        Op::Allocate { id, bytes, stream: StreamId(stream), pool: PoolId::DEFAULT }
+    }
+
+    #[test]
+    fn requests_that_no_device_could_serve_are_counted() {
+        let stream = StreamId::DEFAULT;
+        let vain = |id, bytes| Op::AllocateFailing { id, bytes, stream };
+        let run = repeat(vec![vain(0, 0), vain(1, u64::MAX), allocate(2, 1 << 62, 0)]).unwrap();
+        assert_eq!((run.allocations, run.ooms), (0, 3));
+        let error = repeat(vec![allocate(0, 0, 0)]).unwrap_err();
+        assert!(matches!(error, ReplayError::Alloc(AllocError::ZeroBytes)), "{error}");
+    }
+
+    #[test]
+    fn more_streams_than_programs_have_are_refused_before_any_request() {
+        let one_each = |count: u32| (0..count).map(|id| allocate(id, 512, id.into())).collect();
+        let error = repeat(one_each(8193)).unwrap_err();
+        assert!(matches!(error, ReplayError::TooManyHeaps { heaps: 8193 }), "{error}");
+        assert_eq!(repeat(one_each(100)).unwrap().allocations, 100);
+    }
+}

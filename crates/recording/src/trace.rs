@@ -1,0 +1,299 @@
+//! A recording in memory: the events of one device, the final layout and the settings.
+//!
+//! The readers build and check a [`Trace`], for any encoding. Addresses and sizes are in bytes.
+
+use std::convert::Infallible;
+
+use serde::Serialize;
+
+use super::evidence::MissingEntries;
+use super::stacks::{StackId, Stacks};
+use stratalloc::config::{Compat, Config, TorchVersion};
+use stratalloc::history::{Action, BlockStateName, Entry, Event, SegmentLayout, Snapshot};
+use stratalloc::ids::{PoolId, StreamId};
+use stratalloc::size::PoolKind;
+
+/// One recording.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// The events of one device, in the order in which the allocator recorded them.
+    pub events: Vec<TraceEvent>,
+    /// The segments at the end of the recording, in address order.
+    pub segments: Vec<SegmentLayout>,
+    /// The configuration string at the time of the recording.
+    pub conf: String,
+    /// The device whose events these are.
+    pub device: u32,
+    /// The number of other devices with entries in the recording, or with memory if no device has entries.
+    /// 0 if the reader was limited to one device that has entries. Their data is not included.
+    pub other_devices: u32,
+    /// Whether the recording is a log of requests, without an allocator's decisions.
+    pub requests_only: bool,
+    /// The stacks that events refer to.
+    pub stacks: Stacks,
+    /// What only this library's snapshots contain, if it wrote the snapshot.
+    pub made_here: Option<MadeHere>,
+    /// The number of entries of the device in the file, including those that are not events.
+    pub entries: u64,
+    /// The entries that the file does not contain, as PyTorch's `skip_actions` leaves them out. Those that
+    /// follow from others are among the events.
+    pub missing: MissingEntries,
+    /// Entries whose action is unknown. They are not among the events.
+    pub unknown: UnknownEntries,
+    /// The oldest version of PyTorch whose snapshots have this one's keys, if the keys show it.
+    pub torch: Option<TorchVersion>,
+    /// Texts that the program attached to blocks, in order.
+    pub annotations: Vec<Annotation>,
+    /// Pinned host memory, if the recording contains it.
+    pub host: Option<HostMemory>,
+    /// The owners of the used memory of the device at the end, if the recording contains them.
+    pub account: Vec<Owner>,
+}
+
+/// A part of the used memory of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Owner {
+    /// The allocator, a library, or a process.
+    pub owner: String,
+    /// What the memory is used for.
+    pub kind: String,
+    /// The number of bytes. That of an unknown owner is negative if other rows overlap.
+    pub bytes: i64,
+    /// The way in which the bytes were found.
+    pub found_by: String,
+}
+
+/// A text that a program attached to a live block, as `torch.cuda.memory._annotate_tensor` does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Annotation {
+    /// The number of events before the annotation in the recording.
+    pub events_before: u32,
+    /// The address of the block.
+    pub address: u64,
+    /// The recorded size, in bytes.
+    pub size_bytes: u64,
+    /// The text, cut to 80 characters.
+    pub text: String,
+}
+
+/// Pinned host memory of a recording, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct HostMemory {
+    /// The bytes allocated from the system at the end of the recording.
+    pub reserved_bytes: u64,
+    /// The part of `reserved_bytes` that is in live blocks.
+    pub live_bytes: u64,
+    /// The peak of the bytes allocated from the system.
+    pub peak_reserved_bytes: u64,
+}
+
+impl HostMemory {
+    /// Computes the figures from the final segments and the entries of the host. `None` if there are
+    /// neither.
+    pub(super) fn of(segments: &[SegmentLayout], events: &[TraceEvent]) -> Option<Self> {
+        if segments.is_empty() && events.is_empty() {
+            return None;
+        }
+        let live = [BlockStateName::ActiveAllocated, BlockStateName::ActivePendingFree];
+        let live = segments.iter().map(|segment| segment.bytes_in(&live));
+        let reserved = segments.iter().map(|segment| segment.size_bytes);
+        Some(Self {
+            reserved_bytes: reserved.fold(0, u64::saturating_add),
+            live_bytes: live.fold(0, u64::saturating_add),
+            peak_reserved_bytes: reserved_before_and_peak(segments, events).1,
+        })
+    }
+}
+
+/// Returns the reserved bytes before the first event, and their peak. `segments` are those at the end.
+pub fn reserved_before_and_peak(segments: &[SegmentLayout], events: &[TraceEvent]) -> (u64, u64) {
+    // Backwards from the end, because only the layout at the end is known.
+    let mut now: i128 = segments.iter().map(|segment| i128::from(segment.size_bytes)).sum();
+    let mut peak = now;
+    for event in events.iter().rev() {
+        now -= event.reserved_change();
+        peak = peak.max(now);
+    }
+    // The sum may become negative if the parts of a file contradict each other.
+    let whole = |bytes: i128| u64::try_from(bytes.max(0)).unwrap_or(u64::MAX);
+    (whole(now), whole(peak))
+}
+
+/// Entries whose action is unknown, as in files of newer PyTorch versions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnknownEntries {
+    /// The number of entries.
+    pub entries: u64,
+    /// The action of the first such entry, cut to 80 characters.
+    pub first_action: String,
+}
+
+impl UnknownEntries {
+    pub(super) fn count(&mut self, action: String) {
+        if self.entries == 0 {
+            self.first_action = action;
+        }
+        self.entries += 1;
+    }
+}
+
+/// Returns true for an entry that a replay ignores. A tag that sleeps keeps its blocks and addresses, so a
+/// pause or a resume changes no decision that is replayed.
+pub(super) fn is_remark(action: Action) -> bool {
+    matches!(action, Action::Snapshot | Action::TagPause | Action::TagResume)
+}
+
+impl Trace {
+    /// Builds a trace from a snapshot, without stacks and without entries of snapshots and of tags that were
+    /// paused or resumed.
+    #[must_use]
+    pub fn of(snapshot: &Snapshot) -> Self {
+        let event = |entry: &Entry| {
+            let time_us = entry.time_us();
+            TraceEvent { time_us, ..entry.event.into() }
+        };
+        let is_decision = |entry: &&Entry| !is_remark(entry.event.action);
+        let decisions = snapshot.entries.iter().filter(is_decision);
+        let about = &snapshot.about;
+        let mut trace = Self {
+            events: decisions.map(event).collect(),
+            segments: snapshot.segments.iter().map(|segment| segment.layout.clone()).collect(),
+            conf: about.config_text(),
+            device: about.device.0,
+            made_here: Some(MadeHere {
+                limit_bytes: about.limit_bytes,
+                total_bytes: Some(about.total_bytes).filter(|bytes| *bytes > 0),
+            }),
+            entries: snapshot.entries.len() as u64,
+            ..Self::default()
+        };
+        // The host memory of a snapshot of this process is not limited.
+        let Ok(()) = MissingEntries::add_frees(&mut trace, |_| Ok::<_, Infallible>(()));
+        trace
+    }
+
+    /// Returns the entries of requests, successful or not.
+    pub fn requests(&self) -> impl Iterator<Item = &TraceEvent> {
+        self.events.iter().filter(|event| event.is_request())
+    }
+
+    /// Returns the configuration with the rules that applied when the recording was made. For PyTorch's
+    /// recordings these are the rules of the recording's version, unless `config` names a version. For
+    /// recordings of this library, returns `config` unchanged.
+    #[must_use]
+    pub fn as_recorded(&self, config: Config) -> Config {
+        match (self.made_here, config.settings().compat) {
+            (Some(_), _) | (_, Compat::Version(_)) => config,
+            _ => config.with_compat(Compat::PyTorch),
+        }
+    }
+
+    /// Returns the version of PyTorch whose allocator made the recording, as far as the file shows it.
+    /// Entries contain a pool from 2.12 on. Settings contain `max_round_threshold` from 2.13 on. The
+    /// file contains `host_traces` from 2.14 on. Without any of these, returns 2.11.
+    #[must_use]
+    pub fn torch_version(&self) -> TorchVersion {
+        let names_pools = || self.events.iter().any(|event| event.names_pool);
+        let least = if names_pools() { TorchVersion::V2_12 } else { TorchVersion::V2_11 };
+        self.torch.unwrap_or(least)
+    }
+
+    /// Returns the configuration with the recording's version of PyTorch in place of `compat:pytorch`.
+    #[must_use]
+    pub fn resolved(&self, config: &Config) -> Config {
+        let compat = config.settings().compat;
+        match compat.or_version(self.torch_version()) {
+            same if same == compat => config.clone(),
+            named => config.clone().with_compat(named),
+        }
+    }
+}
+
+/// Additional data in snapshots of this library: inputs of its decisions that PyTorch does not record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MadeHere {
+    /// The limit on reserved bytes.
+    pub limit_bytes: Option<u64>,
+    /// The memory of the device.
+    pub total_bytes: Option<u64>,
+}
+
+/// One entry of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceEvent {
+    /// The kind of event.
+    pub action: Action,
+    /// The address. For `oom`, the free bytes of the device.
+    pub address: u64,
+    /// The size in bytes.
+    pub size_bytes: u64,
+    /// The stream, as a raw handle.
+    pub stream: StreamId,
+    /// The pool. The default pool if the recording does not contain pools.
+    pub pool: PoolId,
+    /// Whether the recording contains the pool.
+    pub names_pool: bool,
+    /// Whether the entry has the label `empty_cache`: an explicit call of `empty_cache` caused it.
+    pub empty_cache: bool,
+    /// The stack of the caller, if the recording has stacks.
+    pub stack: Option<StackId>,
+    /// The time in microseconds on the recorded machine's clock; 0 if not recorded.
+    pub time_us: u64,
+}
+
+impl From<Event> for TraceEvent {
+    fn from(event: Event) -> Self {
+        let Event { action, address, size_bytes, stream, pool } = event;
+        Self { pool, names_pool: true, ..Self::new(action, address, size_bytes, stream) }
+    }
+}
+
+impl TraceEvent {
+    /// Creates an event with default values in all other fields.
+    #[must_use]
+    pub fn new(action: Action, address: u64, size_bytes: u64, stream: StreamId) -> Self {
+        Self {
+            action,
+            address,
+            size_bytes,
+            stream,
+            pool: PoolId::DEFAULT,
+            names_pool: false,
+            empty_cache: false,
+            stack: None,
+            time_us: 0,
+        }
+    }
+
+    /// Returns the segment or mapped range that a segment event describes, without blocks.
+    pub fn in_segment(&self, kind: PoolKind, pool: PoolId, expandable: bool) -> SegmentLayout {
+        let Self { address, size_bytes, stream, .. } = *self;
+        let (asleep, blocks) = (false, Vec::new());
+        SegmentLayout { address, size_bytes, stream, kind, pool, expandable, asleep, blocks }
+    }
+
+    /// Returns by how many bytes the event changes the reserved memory.
+    pub fn reserved_change(&self) -> i128 {
+        let bytes = i128::from(self.size_bytes);
+        match self.action {
+            Action::SegmentAlloc | Action::SegmentMap => bytes,
+            Action::SegmentFree | Action::SegmentUnmap => -bytes,
+            _ => 0,
+        }
+    }
+
+    /// Returns true if the event is a request for memory, successful or not.
+    pub fn is_request(&self) -> bool {
+        matches!(self.action, Action::Alloc | Action::OutOfMemory)
+    }
+
+    /// Returns the pool, if the recording contains it.
+    #[must_use]
+    pub fn named_pool(&self) -> Option<PoolId> {
+        self.names_pool.then_some(self.pool)
+    }
+}
+
+// The reader of request logs (`rmm`) depends on this bound: a short row becomes up to two events, and
+// larger events would exceed the reader's memory limit (see `ROW_MIN_BYTES`).
+const _: () = assert!(size_of::<TraceEvent>() <= 56);
