@@ -62,8 +62,7 @@ impl Tried {
     /// (`compat:pytorch`). Returns `None` for a setting of this library's allocator.
     #[must_use]
     pub fn for_pytorch(&self) -> Option<&str> {
-        let conf = self.conf.strip_suffix(PYTORCH)?;
-        Some(conf.strip_suffix(',').unwrap_or(conf))
+        for_pytorch(&self.conf)
     }
 
     /// Orders settings: smaller needs first, then fewer keys, then less device time.
@@ -110,6 +109,12 @@ pub struct Advice {
 
 /// The end of a configuration string that is replayed with PyTorch's exact decisions.
 const PYTORCH: &str = "compat:pytorch";
+
+/// Returns a configuration string without the key for PyTorch's decisions, if it has that key.
+pub(super) fn for_pytorch(conf: &str) -> Option<&str> {
+    let conf = conf.strip_suffix(PYTORCH)?;
+    Some(conf.strip_suffix(',').unwrap_or(conf))
+}
 
 /// The settings that help most often.
 pub(super) const QUICK: [&str; 5] = [

@@ -130,6 +130,12 @@ impl<'a> Callers<'a> {
         self.of_stacks.get(stack.index()).copied().unwrap_or(0)
     }
 
+    /// Returns the label of the code that has a stack, if the stack was recorded.
+    #[must_use]
+    pub fn code_of(&self, stack: Option<StackId>) -> Option<String> {
+        Some(self.labels(&[self.of_stack(stack?)]).concat())
+    }
+
     /// Returns the frames of a caller, innermost first, as frame numbers of the recording.
     pub fn frames(&self, caller: u32) -> impl Iterator<Item = u32> {
         let Caller { library, chain, .. } = &self.callers[caller as usize];

@@ -1,27 +1,19 @@
-//! Classifies the reserved bytes at one moment of a replay by the reason why they are reserved.
-//!
-//! [`Picture::take`] replays a recording twice. The first replay finds the moment: the first failure, the
-//! peak of live bytes, or the peak of reserved bytes. The second stops there and combines the allocator's
-//! layout with the recorded requests of the live blocks. Each reserved byte is counted once, so the fields
-//! of [`Picture::causes`] add up to the bytes allocated from the device.
+//! Classifies the reserved bytes at one moment by the reason why they are reserved. Each byte is counted
+//! once, so the fields of [`Picture::causes`] add up to the reserved bytes.
 
 use std::collections::HashMap;
-use std::ops::ControlFlow;
-use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::holders::{Holders, LiveBlock, stack_of};
+use super::holders::Holders;
+use super::lives::Lives;
 use super::recording::Recording;
-use super::trial::{Capacity, open_with_start, without_files};
-use stratalloc::allocator::{Allocation, DeviceAllocator};
-use stratalloc::config::Config;
 use stratalloc::history::{BlockLayout, BlockStateName, SegmentLayout};
 use stratalloc::ids::{PoolId, StreamId};
-use stratalloc_recording::{Op, ReplayError, StackId, Workload, walk};
-use stratalloc_sim::WorkGate;
+use stratalloc_recording::StackId;
 
-/// A moment of a replay.
+/// A moment of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// The first moment at which the most requested bytes were live.
@@ -31,12 +23,14 @@ pub enum Moment {
     PeakReserved,
     /// The moment of the first failed request.
     FirstFailure,
-    /// The moment when the snapshot was written. A replay has no such moment.
+    /// The end of the recording.
+    End,
+    /// The moment when a snapshot without history was written.
     Dump,
 }
 
 /// Reserved bytes by cause. Each byte is counted in one field only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Causes {
     /// Requested bytes in live blocks.
     pub requested_bytes: u64,
@@ -48,7 +42,7 @@ pub struct Causes {
     pub split_rest_bytes: u64,
     /// Free bytes in segments without any live or waiting block.
     pub idle_segment_bytes: u64,
-    /// Bytes allocated from the device that are not in the layout: the driver's own pools hold them.
+    /// Bytes that the driver's own pools hold. They are not in a recording, so this is 0.
     pub driver_bytes: u64,
 }
 
@@ -113,11 +107,13 @@ pub struct Failed {
     pub stack: Option<StackId>,
 }
 
-/// The reserved memory at one moment of a replay.
+/// The reserved memory at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Picture {
     /// The moment.
     pub moment: Moment,
+    /// The number of events before it.
+    pub at: u32,
     /// The number of operations of the workload before the moment.
     pub operations: usize,
     /// The request that failed, if the moment is a failure.
@@ -131,158 +127,36 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Replays `recording` under `config` up to the moment and classifies the bytes there. Returns
-    /// `None` if the replay has no such moment. Files that a layer of the configuration names are not
-    /// written.
-    ///
-    /// # Errors
-    ///
-    /// [`ReplayError`] when the configuration builds no allocator, or the allocator fails for a reason
-    /// other than memory.
-    pub fn take(
-        recording: &Recording,
-        config: &Config,
-        room: Capacity,
-        moment: Moment,
-    ) -> Result<Option<Self>, ReplayError> {
-        let config = &without_files(config);
-        match find(recording, config, room, moment)? {
-            Some(at) => paint(recording, config, room, moment, at).map(Some),
-            None => Ok(None),
-        }
+    /// Classifies the bytes of a recording at a moment of its timeline.
+    #[must_use]
+    pub fn at(recording: &Recording, lives: &Lives, which: Moment, at: u32) -> Self {
+        let mut picture = Self::of_layout(&lives.layout(at), which, at);
+        picture.operations = recording.workload.operations_until(lives.requests_until(at));
+        picture.holders = Holders::at(lives, at);
+        picture.failed = match which {
+            Moment::FirstFailure => {
+                lives.failures.iter().find(|f| f.moment == at).map(|failure| Failed {
+                    requested_bytes: failure.requested_bytes,
+                    stream: lives.streams.items[failure.stream as usize],
+                    stack: failure.stack,
+                })
+            }
+            _ => None,
+        };
+        picture
     }
 
-    /// Classifies the bytes of a layout, without a replay and without holders.
-    pub fn of_layout(layout: &[SegmentLayout], moment: Moment, operations: usize) -> Self {
+    /// Classifies the bytes of a layout, without holders.
+    pub(crate) fn of_layout(layout: &[SegmentLayout], moment: Moment, at: u32) -> Self {
         let mut heaps = heaps_of(layout);
         let mut causes = Causes::default();
         heaps.iter().for_each(|heap| causes.add(&heap.causes));
         heaps.sort_unstable_by_key(|heap| {
             (std::cmp::Reverse(heap.causes.total_bytes()), heap.stream, heap.pool)
         });
-        Self { moment, operations, failed: None, causes, heaps, holders: Holders::default() }
+        let holders = Holders::default();
+        Self { moment, at, operations: 0, failed: None, causes, heaps, holders }
     }
-}
-
-/// Returns the index of the operation right after which the moment is.
-pub(super) fn find(
-    recording: &Recording,
-    config: &Config,
-    room: Capacity,
-    moment: Moment,
-) -> Result<Option<usize>, ReplayError> {
-    if moment == Moment::Dump {
-        return Ok(None);
-    }
-    let (strategy, sim, held) = open_with_start(recording, config, room)?;
-    let work_gate = Some(Arc::clone(&sim) as Arc<dyn WorkGate>);
-    let mut live = LiveBytes::of(&recording.workload);
-    let (mut found, mut most_bytes) = (None, (0, 0));
-    walk(&recording.workload, &strategy, work_gate, held, |step| {
-        live.see(step.at, step.blocks);
-        let bytes = match moment {
-            Moment::FirstFailure if step.is_failure => {
-                found = Some(step.at);
-                return ControlFlow::Break(());
-            }
-            Moment::FirstFailure | Moment::Dump => return ControlFlow::Continue(()),
-            Moment::PeakLive => (live.now_bytes, 0),
-            Moment::PeakReserved => (sim.used_bytes(), live.now_bytes),
-        };
-        if bytes > most_bytes {
-            most_bytes = bytes;
-            found = Some(step.at);
-        }
-        ControlFlow::Continue(())
-    })?;
-    Ok(found)
-}
-
-/// The requested bytes of live blocks during a replay.
-struct LiveBytes<'a> {
-    ops: &'a [Op],
-    /// How many operations have been counted.
-    counted: usize,
-    /// Requested bytes of each live block, by its number.
-    requested_bytes: Vec<u64>,
-    now_bytes: u64,
-}
-
-impl<'a> LiveBytes<'a> {
-    fn of(workload: &'a Workload) -> Self {
-        let requested_bytes = vec![0; workload.blocks as usize];
-        Self { ops: &workload.ops, counted: 0, requested_bytes, now_bytes: 0 }
-    }
-
-    /// Counts the operations up to and including `at`. `blocks` are the blocks that live after operation
-    /// `at`.
-    fn see(&mut self, at: usize, blocks: &[Option<Allocation>]) {
-        for op in &self.ops[self.counted..=at] {
-            match *op {
-                Op::Allocate { id, bytes, .. } if blocks[id as usize].is_some() => {
-                    self.requested_bytes[id as usize] = bytes;
-                    self.now_bytes = self.now_bytes.saturating_add(bytes);
-                }
-                Op::Free { id } | Op::FreeInUse { id, .. } => {
-                    let bytes = std::mem::take(&mut self.requested_bytes[id as usize]);
-                    self.now_bytes = self.now_bytes.saturating_sub(bytes);
-                }
-                _ => {}
-            }
-        }
-        self.counted = at + 1;
-    }
-}
-
-/// Replays a recording up to the operation `at` and passes the blocks that then live to `see`. Returns the
-/// layout, and the bytes allocated from the device.
-pub(super) fn stop_at(
-    recording: &Recording,
-    config: &Config,
-    room: Capacity,
-    at: usize,
-    mut see: impl FnMut(&[Option<Allocation>]),
-) -> Result<(Vec<SegmentLayout>, u64), ReplayError> {
-    let (strategy, sim, held) = open_with_start(recording, config, room)?;
-    let work_gate = Some(Arc::clone(&sim) as Arc<dyn WorkGate>);
-    walk(&recording.workload, &strategy, work_gate, held, |step| {
-        if step.at < at {
-            return ControlFlow::Continue(());
-        }
-        see(step.blocks);
-        ControlFlow::Break(())
-    })?;
-    let layout = strategy.control().caching.map(|caching| caching.layout()).unwrap_or_default();
-    Ok((layout, sim.used_bytes()))
-}
-
-fn paint(
-    recording: &Recording,
-    config: &Config,
-    room: Capacity,
-    moment: Moment,
-    at: usize,
-) -> Result<Picture, ReplayError> {
-    let mut live = Vec::new();
-    let (layout, used_bytes) = stop_at(recording, config, room, at, |blocks| {
-        live = live_blocks(&recording.workload, at, blocks);
-    })?;
-    let mut picture = Picture::of_layout(&layout, moment, at + 1);
-    let causes = &mut picture.causes;
-    if layout.is_empty() {
-        // An allocator that reports no layout holds at least the live blocks.
-        causes.requested_bytes = live.iter().map(|block| block.requested_bytes).sum();
-    }
-    causes.driver_bytes = used_bytes.saturating_sub(causes.total_bytes());
-    picture.failed = match (moment, recording.workload.ops[at]) {
-        (
-            Moment::FirstFailure,
-            Op::Allocate { id, bytes, stream, .. } | Op::AllocateFailing { id, bytes, stream },
-        ) => Some(Failed { requested_bytes: bytes, stream, stack: stack_of(recording, id) }),
-        _ => None,
-    };
-    picture.holders = Holders::of(recording, &live);
-    Ok(picture)
 }
 
 /// Returns the reserved bytes of each stream of each pool in a layout, by cause. The order is arbitrary.
@@ -302,142 +176,4 @@ fn heaps_of(layout: &[SegmentLayout]) -> Vec<HeapCauses> {
         heap.largest_free_bytes = heap.largest_free_bytes.max(largest);
     }
     heaps.into_values().collect()
-}
-
-/// Returns the blocks that are live after operation `at`, with the data of their requests.
-fn live_blocks(workload: &Workload, at: usize, blocks: &[Option<Allocation>]) -> Vec<LiveBlock> {
-    let taken = workload.ops[..=at].iter().filter_map(|op| match *op {
-        Op::Allocate { id, bytes, stream, .. } => Some((id, bytes, stream)),
-        _ => None,
-    });
-    // Blocks are numbered in the order of the requests.
-    let newest = workload.ops[..=at].iter().rev().find_map(|op| match *op {
-        Op::Allocate { id, .. } | Op::AllocateFailing { id, .. } => Some(id),
-        _ => None,
-    });
-    let newest = newest.unwrap_or(0);
-    taken
-        .filter(|(id, ..)| blocks[*id as usize].is_some())
-        .map(|(id, requested_bytes, stream)| LiveBlock {
-            id,
-            requested_bytes,
-            stream,
-            age_requests: newest.saturating_sub(id),
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Memory;
-    use stratalloc::size::MIB;
-    use stratalloc_recording::Trace;
-
-    fn recording(ops: Vec<Op>, blocks: u32) -> Recording {
-        let mut recording = Recording::new(Trace::default(), None, Memory::default());
-        recording.workload = Workload { ops, blocks, ..Workload::default() };
-        recording
-    }
-
-    fn take(id: u32, stream: u64, bytes: u64) -> Op {
-        Op::Allocate { id, bytes, stream: StreamId(stream), pool: PoolId::DEFAULT }
-    }
-
-    #[test]
-    fn every_reserved_byte_at_the_peak_has_one_cause() {
-        let ops = vec![
-            take(0, 0, 3 * MIB),
-            Op::Free { id: 0 },
-            take(1, 1, 3 * MIB),
-            Op::FreeInUse { id: 1, lane: StreamId(9) },
-            take(2, 0, 30 * MIB - 100),
-            Op::Finished { id: 1 },
-            Op::Free { id: 2 },
-        ];
-        let recording = recording(ops, 3);
-        let (config, moment) = (Config::default(), Moment::PeakReserved);
-        let picture =
-            Picture::take(&recording, &config, Capacity::Endless, moment).unwrap().unwrap();
-        let expected = Causes {
-            requested_bytes: 30 * MIB - 100,
-            rounding_bytes: 100,
-            waiting_bytes: 3 * MIB,
-            split_rest_bytes: 17 * MIB,
-            idle_segment_bytes: 20 * MIB,
-            driver_bytes: 0,
-        };
-        assert_eq!((picture.causes, picture.operations), (expected, 5));
-        assert_eq!(picture.causes.total_bytes(), 70 * MIB);
-        let streams: Vec<_> =
-            picture.heaps.iter().map(|heap| (heap.stream.0, heap.causes.total_bytes())).collect();
-        assert_eq!(streams, [(0, 50 * MIB), (1, 20 * MIB)]);
-        assert_eq!(picture.heaps[1].largest_free_bytes, 17 * MIB);
-        assert_eq!((picture.holders.blocks, picture.failed), (1, None));
-        assert_eq!(picture.holders.requested_bytes, 30 * MIB - 100);
-    }
-
-    #[test]
-    fn the_peak_of_live_bytes_is_not_that_of_reserved_ones_and_of_equal_peaks_the_fullest_counts() {
-        let ops = vec![
-            take(0, 0, 60 * MIB),
-            Op::Free { id: 0 },
-            take(1, 0, 70 * MIB),
-            take(2, 0, 20 * MIB),
-            Op::Free { id: 1 },
-            Op::Free { id: 2 },
-            Op::EmptyCache,
-            take(3, 0, 100 * MIB),
-        ];
-        let recording = recording(ops, 4);
-        let at = |moment| {
-            let config = Config::default();
-            let picture =
-                Picture::take(&recording, &config, Capacity::Endless, moment).unwrap().unwrap();
-            (picture.operations, picture.causes.requested_bytes / MIB)
-        };
-        assert_eq!(at(Moment::PeakReserved), (4, 90));
-        assert_eq!(at(Moment::PeakLive), (8, 100));
-    }
-
-    #[test]
-    fn the_first_failure_shows_what_is_left_and_its_holders() {
-        let stream = StreamId(0);
-        let ops = vec![
-            take(0, 0, 3 * MIB),
-            take(1, 0, 600),
-            Op::AllocateFailing { id: 2, bytes: 30 * MIB, stream },
-        ];
-        let recording = recording(ops, 3);
-        let take = |total_bytes| {
-            let room = Capacity::Device { total_bytes };
-            Picture::take(&recording, &Config::default(), room, Moment::FirstFailure).unwrap()
-        };
-        assert!(take(60 * MIB).is_none());
-        let picture = take(40 * MIB).unwrap();
-        assert_eq!(picture.failed, Some(Failed { requested_bytes: 30 * MIB, stream, stack: None }));
-        assert_eq!(picture.causes.split_rest_bytes, 17 * MIB + 2 * MIB - 1024);
-        assert_eq!(picture.causes.rounding_bytes, 1024 - 600);
-        let ages: Vec<_> =
-            picture.holders.by_age.iter().map(|c| (c.up_to_requests, c.blocks)).collect();
-        assert_eq!(ages, [(Some(10), 2)]);
-        let sizes: Vec<_> = picture.holders.by_size.iter().map(|c| c.each_bytes).collect();
-        assert_eq!(sizes, [3 * MIB, 600]);
-        let holder = &picture.holders.by_stack[0];
-        assert_eq!((holder.oldest_requests, holder.newest_requests), (Some(2), Some(1)));
-        assert_eq!(holder.stack, None);
-    }
-
-    #[test]
-    fn memory_of_the_drivers_pool_is_a_cause_of_its_own() {
-        let ops = vec![take(0, 0, 3 * MIB), take(1, 0, 64 * MIB), Op::Free { id: 0 }];
-        let config = Config::parse("backend:cudaMallocAsync", &Default::default()).unwrap();
-        let recording = recording(ops, 2);
-        let moment = Moment::PeakReserved;
-        let picture =
-            Picture::take(&recording, &config, Capacity::Endless, moment).unwrap().unwrap();
-        assert_eq!(picture.causes.requested_bytes, 67 * MIB);
-        assert!(picture.causes.driver_bytes > 0);
-        assert_eq!(picture.causes.split_rest_bytes, 0);
-    }
 }

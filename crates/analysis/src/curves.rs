@@ -1,41 +1,26 @@
-//! The need of a recording under several settings, and the memory that each reserves during the replay.
+//! The memory that each setting reserves during the replay, as curves for a picture.
 
-use serde::Serialize;
-
-use crate::{
-    Advice, Capacity, ForTorch, Need, Paste, Recording, SearchOptions, Tried, watch, without_files,
-};
-use stratalloc::config::Config;
+use super::answer::{Answer, Question, Setting};
+use super::lives::{Lives, differences};
+use super::recording::Recording;
+use super::trial::{Capacity, watch, without_files};
+use stratalloc::config::{Compat, Config, KeyTable};
 use stratalloc_recording::{Op, ReplayError};
 
-use crate::lives::Lives;
-use crate::lives::differences;
-
-/// The need of the recording under one setting.
-#[derive(Debug, Serialize)]
-pub struct NeedData {
-    conf: String,
-    /// The line that sets the setting; empty if nothing has to be set.
-    paste: String,
-    /// The allocator that reads the line.
-    paste_for: String,
-    recorded: bool,
-    /// Whether the setting was replayed on a model of the driver only.
-    model: bool,
-    /// Whether the caller requested the setting.
-    asked: bool,
-    needs: Option<u64>,
-    /// The need if the device assigns addresses in the most favourable order, if that is less.
-    with_luck: Option<u64>,
-    retries: Option<u64>,
-    device_calls: Option<u64>,
-    device_ms: Option<f64>,
-    reserved_unlimited: u64,
-    /// The reserved bytes at each point of the curve, on the smallest sufficient device. Stored as
-    /// differences from the previous point.
-    at_need: Vec<i128>,
+/// The reserved bytes of the recording under one setting.
+#[derive(Clone, Debug)]
+pub struct Curve {
+    /// The setting.
+    pub setting: Setting,
+    /// Whether it is the recorded one.
+    pub is_recorded: bool,
+    /// Whether the caller asked for it.
+    pub is_asked: bool,
+    /// The reserved bytes at each point, on the smallest sufficient device. Stored as differences from the
+    /// previous point.
+    pub at_need: Vec<i128>,
     /// The reserved bytes at each point without a limit, in the same form.
-    unlimited: Vec<i128>,
+    pub unlimited: Vec<i128>,
 }
 
 /// The number of settings shown, in addition to the recorded one and those that the caller requested.
@@ -43,84 +28,72 @@ const SHOWN: usize = 6;
 /// The number of points of a curve.
 const POINTS: usize = 800;
 
-/// Returns the best settings of `advice`, the recorded one and those that the caller requested.
+/// Replays the best settings of an answer, the recorded one and those that the caller requested. The smallest
+/// need is first.
 ///
 /// # Errors
 ///
 /// [`ReplayError`] when a replay fails for a reason other than memory.
-#[expect(clippy::cast_precision_loss, reason = "a displayed number")]
-pub fn settings(
+pub fn curves(
     recording: &Recording,
     lives: &Lives,
-    advice: &Advice,
-    asked: &[(String, Config)],
-) -> Result<Vec<NeedData>, ReplayError> {
-    let recorded = &advice.recorded;
-    let others = advice.tried.iter().filter(|tried| tried.conf != recorded.conf);
-    // If both allocators need the same with a setting, only the row of PyTorch's own allocator is shown.
-    let is_alone = |tried: &&Tried| {
-        let same = |other: &Tried| {
-            other.for_pytorch() == Some(&tried.conf)
-                && other.need.needs_bytes == tried.need.needs_bytes
-        };
-        tried.for_pytorch().is_some() || !advice.tried.iter().any(same)
-    };
-    let mut shown: Vec<&Tried> = others.filter(is_alone).take(SHOWN).collect();
-    // The setting that the first sentence recommends must have a row.
-    if let Some(choice) = advice.headline(recording).choice()
-        && shown.iter().all(|tried| tried.conf != choice.conf)
-    {
-        shown.push(choice);
-    }
-    let with_config = |tried: &Tried| (tried.clone(), advice.config_of(recording, tried));
-    let chosen = [recorded].into_iter().chain(shown).chain(&advice.modelled).map(with_config);
-    let mut chosen: Vec<(Tried, Config)> = chosen.collect();
-    for (conf, config) in asked {
-        let is_known = |(_, known): &(Tried, Config)| known.settings() == config.settings();
-        if !chosen.iter().any(is_known) {
-            let mut need = Need::search(recording, config, &SearchOptions::QUICK)?;
-            need.try_other_addresses(recording, config, &SearchOptions::QUICK)?;
-            chosen.push((Tried::new(conf.clone(), need), without_files(config)));
+    answer: &Answer,
+    question: &Question,
+) -> Result<Vec<Curve>, ReplayError> {
+    let Some(recorded) = &answer.recorded.replayed else { return Ok(Vec::new()) };
+    let config_of = |setting: &Setting| {
+        let asked = question.settings.iter().find(|(conf, _)| *conf == setting.conf);
+        let own = || recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
+        let parsed = || Config::parse(&setting.conf, &KeyTable::default()).unwrap_or_default();
+        match asked {
+            _ if setting.conf == recorded.conf => own(),
+            Some((_, config)) => without_files(config),
+            None => parsed(),
         }
-    }
-    let columns = columns_of_ops(recording, lives);
-    let torch = match advice.torch {
-        ForTorch::Set(version) => Some(version),
-        ForTorch::Shown(_) | ForTorch::Unknown => None,
     };
-    let mut all = Vec::new();
-    for (at, (Tried { conf, need, .. }, config)) in chosen.into_iter().enumerate() {
-        let at_need = match need.needs_bytes {
-            Some(total_bytes) => {
-                curve(recording, &config, Capacity::Device { total_bytes }, &columns)?
-            }
-            None => Vec::new(),
-        };
-        let unlimited = curve(recording, &config, Capacity::Endless, &columns)?;
-        let cost = need.cost;
-        let paste = Paste::of(&conf, torch);
-        all.push(NeedData {
-            paste: paste.set,
-            paste_for: paste.allocator,
-            recorded: at == 0,
-            model: advice.modelled.as_ref().is_some_and(|modelled| modelled.conf == conf),
-            asked: asked.iter().any(|(_, known)| known.settings() == config.settings()),
-            conf,
-            needs: need.needs_bytes,
-            with_luck: need.with_luck_bytes,
-            retries: cost.map(|cost| cost.retries),
-            device_calls: cost.map(|cost| cost.device_calls),
-            device_ms: cost.map(|cost| cost.device_ns as f64 / 1e6),
-            reserved_unlimited: need.reserved_unlimited_bytes,
-            at_need,
-            unlimited,
-        });
-    }
-    all.sort_by_key(|setting| setting.needs.unwrap_or(u64::MAX));
+    let columns = columns_of_ops(recording, lives);
+    let row = |setting: &Setting| {
+        let config = config_of(setting);
+        let curve = |room| curve(recording, &config, room, &columns);
+        let at_need =
+            setting.needs_bytes.map(|total_bytes| curve(Capacity::Device { total_bytes }));
+        let is_same = |(_, asked): &(String, Config)| asked.settings() == config.settings();
+        Ok(Curve {
+            setting: setting.clone(),
+            is_recorded: setting.conf == recorded.conf,
+            is_asked: question.settings.iter().any(is_same),
+            at_need: at_need.transpose()?.unwrap_or_default(),
+            unlimited: curve(Capacity::Endless)?,
+        })
+    };
+    let mut all: Vec<Curve> =
+        shown(answer, recorded).into_iter().map(row).collect::<Result<_, ReplayError>>()?;
+    all.sort_by_key(|curve| curve.setting.needs_bytes.unwrap_or(u64::MAX));
     Ok(all)
 }
 
+fn shown<'a>(answer: &'a Answer, recorded: &'a Setting) -> Vec<&'a Setting> {
+    let (models, searched): (Vec<_>, Vec<_>) = answer.tried.iter().partition(|one| one.is_model);
+    // If both allocators need the same with a setting, only the row of PyTorch's own allocator is shown.
+    let is_alone = |setting: &Setting| {
+        let same = |other: &&Setting| {
+            other.conf_for_pytorch() == Some(&setting.conf)
+                && other.needs_bytes == setting.needs_bytes
+        };
+        setting.conf_for_pytorch().is_some() || !searched.iter().any(same)
+    };
+    let others = searched.iter().copied().filter(|setting| setting.conf != recorded.conf);
+    let mut shown: Vec<&Setting> = others.filter(|one| is_alone(one)).take(SHOWN).collect();
+    // The setting that the first sentence recommends must have a row.
+    let choice =
+        answer.choice.iter().filter(|choice| shown.iter().all(|one| one.conf != choice.conf));
+    let choice: Vec<&Setting> = choice.collect();
+    shown.extend(choice);
+    [recorded].into_iter().chain(shown).chain(models).chain(&answer.asked).collect()
+}
+
 /// Returns the number of points of the curves for a recording.
+#[must_use]
 pub fn points(lives: &Lives) -> usize {
     POINTS.min(lives.events as usize + 1)
 }

@@ -3,17 +3,17 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::causes::{Moment, Picture};
+use super::causes::{Failed, Moment, Picture};
 use super::holders::{Holders, SizeClass};
-use super::words::near;
 use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use stratalloc::ids::StreamId;
 use stratalloc_recording::Trace;
 
 /// Free ranges of one size on one stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct FreeClass {
     /// The bytes of all ranges.
     pub bytes: u64,
@@ -23,6 +23,7 @@ pub struct FreeClass {
     pub each_bytes: u64,
     /// The stream.
     #[serde(serialize_with = "stratalloc_recording::stream_number")]
+    #[schemars(with = "u64")]
     pub stream: StreamId,
 }
 
@@ -33,8 +34,6 @@ pub struct Dump {
     pub picture: Picture,
     /// The free ranges, the largest first. At most [`Holders::LARGEST`] sizes.
     pub free: Vec<FreeClass>,
-    /// The requested bytes of the last request that failed, if one was recorded.
-    failed_bytes: Option<u64>,
 }
 
 impl Dump {
@@ -43,24 +42,12 @@ impl Dump {
         let mut picture = Picture::of_layout(&trace.segments, Moment::Dump, 0);
         picture.holders = Holders::of_layout(&trace.segments);
         let failed = trace.events.iter().rev().find(|e| e.action == Action::OutOfMemory);
-        let failed_bytes = failed.map(|event| event.size_bytes);
-        Self { picture, free: free_of(&trace.segments), failed_bytes }
-    }
-
-    /// Returns a sentence about the request that failed, if one was recorded.
-    pub fn failed_sentence(&self) -> Option<String> {
-        let bytes = self.failed_bytes?;
-        Some(format!("A request of {} MiB failed before the dump.", near(bytes)))
-    }
-
-    /// Returns a sentence about all free ranges.
-    pub fn free_sentence(&self) -> String {
-        let heaps = &self.picture.heaps;
-        let largest = heaps.iter().map(|heap| heap.largest_free_bytes).max().unwrap_or(0);
-        match self.free.is_empty() {
-            true => "No range is free then.".to_owned(),
-            false => format!("The largest free range then has {} MiB:", near(largest)),
-        }
+        picture.failed = failed.map(|event| Failed {
+            requested_bytes: event.size_bytes,
+            stream: event.stream,
+            stack: event.stack,
+        });
+        Self { picture, free: free_of(&trace.segments) }
     }
 }
 
@@ -96,7 +83,7 @@ impl Holders {
                 *by_size.entry((block.requested_bytes, segment.stream)).or_default() += 1;
             }
         }
-        holders.by_size = SizeClass::largest_of(by_size);
+        holders.by_size = SizeClass::all_of(by_size);
         holders
     }
 }

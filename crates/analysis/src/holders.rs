@@ -3,26 +3,18 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::callers::Callers;
+use super::categories::Category;
+use super::lives::{Block, Lives};
 use super::recording::Recording;
 use stratalloc::ids::StreamId;
 use stratalloc_recording::StackId;
 
-/// A live block.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LiveBlock {
-    /// The block's number in the workload.
-    pub(super) id: u32,
-    pub(super) requested_bytes: u64,
-    pub(super) stream: StreamId,
-    /// The number of requests after the block's own. Not used for blocks from before the recording.
-    pub(super) age_requests: u32,
-}
-
 /// Live blocks of one recorded stack.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Holder {
     /// The recorded stack, in [`Trace::stacks`](stratalloc_recording::Trace::stacks); `None` if none was
     /// recorded for these blocks.
@@ -43,7 +35,7 @@ pub struct Holder {
 }
 
 /// Blocks of one size on one stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct SizeClass {
     /// Requested bytes of all blocks.
     pub requested_bytes: u64,
@@ -53,13 +45,14 @@ pub struct SizeClass {
     pub each_bytes: u64,
     /// The stream.
     #[serde(serialize_with = "stratalloc_recording::stream_number")]
+    #[schemars(with = "u64")]
     pub stream: StreamId,
 }
 
 impl SizeClass {
-    /// Returns the classes that hold the most bytes, the largest first, from the number of blocks of each
-    /// size and stream.
-    pub(super) fn largest_of(blocks: HashMap<(u64, StreamId), u64>) -> Vec<Self> {
+    /// Returns the classes, those that hold the most bytes first, from the number of blocks of each size and
+    /// stream.
+    pub(super) fn all_of(blocks: HashMap<(u64, StreamId), u64>) -> Vec<Self> {
         let class = |((each_bytes, stream), blocks): ((u64, StreamId), u64)| {
             let requested_bytes = each_bytes.saturating_mul(blocks);
             Self { each_bytes, stream, blocks, requested_bytes }
@@ -67,13 +60,23 @@ impl SizeClass {
         let mut all: Vec<_> = blocks.into_iter().map(class).collect();
         let order = |class: &Self| (Reverse(class.requested_bytes), class.each_bytes, class.stream);
         all.sort_unstable_by_key(order);
-        all.truncate(Holders::LARGEST);
         all
     }
 }
 
+/// Blocks of one purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct CategoryBytes {
+    /// The purpose.
+    pub category: &'static str,
+    /// Requested bytes.
+    pub requested_bytes: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+}
+
 /// Blocks of similar age.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct AgeClass {
     /// Requested bytes.
     pub requested_bytes: u64,
@@ -96,7 +99,7 @@ pub struct Holders {
     /// All recorded stacks that hold bytes, largest first. Then blocks whose request has no recorded
     /// stack, and last the blocks from before the recording.
     pub by_stack: Vec<Holder>,
-    /// The sizes that hold the most bytes, at most [`Holders::LARGEST`] of them, largest first.
+    /// All blocks by size and stream, the sizes that hold the most bytes first.
     pub by_size: Vec<SizeClass>,
     /// All blocks by age, youngest first, and last those from before the recording. Classes without blocks
     /// are left out.
@@ -107,23 +110,23 @@ pub struct Holders {
 const AGES: [u32; 4] = [10, 100, 1_000, 10_000];
 
 impl Holders {
-    /// The maximum number of sizes listed.
+    /// The number of sizes that tables and JSON list.
     pub const LARGEST: usize = 10;
 
-    pub(super) fn of(recording: &Recording, live: &[LiveBlock]) -> Self {
-        let seeded = recording.workload.seeded;
-        let stacks: Vec<_> = recording.trace.requests().map(|event| event.stack).collect();
+    /// Finds the holders of the blocks that live at a moment.
+    #[must_use]
+    pub fn at(lives: &Lives, moment: u32) -> Self {
         let mut holders = Self::default();
         let mut by_stack: HashMap<(Option<StackId>, bool), Holder> = HashMap::new();
         let mut by_size: HashMap<(u64, StreamId), u64> = HashMap::new();
         let mut by_age = [AgeClass::default(); AGES.len() + 2];
-        for block in live {
-            let LiveBlock { id, requested_bytes, stream, age_requests } = *block;
+        let now_requests = lives.requests_until(moment);
+        for block in lives.live_at(moment) {
+            let Block { requested_bytes, stack, .. } = *block;
             holders.blocks += 1;
             holders.requested_bytes = holders.requested_bytes.saturating_add(requested_bytes);
-            let request = id.checked_sub(seeded);
-            let stack = request.and_then(|at| *stacks.get(at as usize)?);
-            let lived_before = request.is_none();
+            let lived_before = lives.lived_before(block);
+            let age_requests = now_requests.saturating_sub(lives.requests_until(block.born));
             let age = (!lived_before).then_some(age_requests);
             let one = Holder {
                 stack,
@@ -135,6 +138,7 @@ impl Holders {
             };
             let known = by_stack.entry((stack, lived_before));
             known.and_modify(|holder| holder.add(&one)).or_insert(one);
+            let stream = lives.streams.items[block.stream as usize];
             *by_size.entry((requested_bytes, stream)).or_default() += 1;
             let class = match lived_before {
                 true => AGES.len() + 1,
@@ -145,13 +149,46 @@ impl Holders {
         }
         holders.by_stack = by_stack.into_values().collect();
         holders.by_stack.sort_unstable_by_key(|holder| (holder.order(), holder.stack));
-        holders.by_size = SizeClass::largest_of(by_size);
+        holders.by_size = SizeClass::all_of(by_size);
         by_age[AGES.len() + 1].lived_before = true;
         let ends = AGES.into_iter().map(Some).chain([None, None]);
         let aged = by_age.into_iter().zip(ends);
         let aged = aged.map(|(class, up_to_requests)| AgeClass { up_to_requests, ..class });
         holders.by_age = aged.filter(|class| class.blocks > 0).collect();
         holders
+    }
+
+    /// Returns true if the stack of any block was recorded.
+    #[must_use]
+    pub fn has_stacks(&self) -> bool {
+        self.by_stack.iter().any(|holder| holder.stack.is_some())
+    }
+
+    /// Returns the live bytes by category: name, bytes and number of blocks. The last row has the blocks from
+    /// before the recording. Empty without stacks.
+    #[must_use]
+    pub fn categories(&self, callers: &Callers<'_>) -> Vec<CategoryBytes> {
+        if !self.has_stacks() {
+            return Vec::new();
+        }
+        let of = |holder: &Holder| {
+            let stack = holder.stack.map(|stack| callers.category(callers.of_stack(stack)));
+            stack.unwrap_or(Category::Unknown)
+        };
+        let row = |name, is_of_it: &dyn Fn(&Holder) -> bool| {
+            let mut row = CategoryBytes { category: name, requested_bytes: 0, blocks: 0 };
+            for holder in self.by_stack.iter().filter(|holder| is_of_it(holder)) {
+                row.requested_bytes = row.requested_bytes.saturating_add(holder.requested_bytes);
+                row.blocks += holder.blocks;
+            }
+            row
+        };
+        let known = Category::ALL.iter().map(|&category| {
+            row(category.name(), &|holder| !holder.lived_before && of(holder) == category)
+        });
+        let before =
+            row("unknown: lived before the recording began", &|holder| holder.lived_before);
+        known.chain([before]).filter(|row| row.blocks > 0).collect()
     }
 
     /// Returns the code that holds the most bytes: at most `most` callers, largest first. Then blocks

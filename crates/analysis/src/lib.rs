@@ -3,8 +3,8 @@
 //!
 //! A [`Recording`] is read once. It holds the requests, the configuration, the limit and the figures.
 //! [`measure`] replays it on a device of a given [`Capacity`]. [`Need::search`] replays it on many
-//! devices to find the smallest on which no request fails. [`Picture::take`] classifies the reserved
-//! bytes at a moment. [`Advice::search`] searches for a setting that needs a smaller device. `forecast`
+//! devices to find the smallest on which no request fails. [`Moments::of`] classifies the reserved bytes at
+//! the important moments. [`Advice::search`] searches for a setting that needs a smaller device. `forecast`
 //! derives the requests of a program at another size from recordings at small ones. `sweep` analyses the
 //! recordings of many ranks, those with equal requests once. A recording without history
 //! ([`Recording::no_history`]) gets none of these: only the memory at its end is known.
@@ -31,47 +31,51 @@
 //! Read next: `recording`, then `needs`, then `causes`.
 
 mod advice;
+mod answer;
 mod callers;
 mod categories;
 mod causes;
-pub mod curves;
+mod curves;
 mod device;
 mod diff;
 mod dump;
 mod figures;
 mod forecast;
-mod headline;
 mod holders;
 mod limit;
 pub mod lives;
 mod missing;
+mod moments;
 mod needs;
 mod paste;
 mod recording;
 mod refusals;
-pub mod repeated;
+mod repeated;
 mod served;
 mod snapshot;
 mod streams;
 mod sweep;
 mod torch;
 mod trial;
-mod why;
+mod verdict;
 mod words;
 
 pub use advice::{Advice, AdviceOptions, Tried};
+pub use answer::{
+    Answer, CodeFigures, FrameFigures, HeapFigures, HolderList, LimitFigures, MainCauses,
+    MomentCauses, MomentFigures, Question, Recorded, Setting, VERSION, answer, described,
+};
 pub use callers::{Callers, Compared};
 pub use categories::Category;
 pub use causes::{Causes, Failed, HeapCauses, Moment, Picture};
+pub use curves::{Curve, curves, points};
 pub use device::{counted, open_sim};
 pub use diff::{Diff, Growth, KeptSegment, ShownRequest, Side, difference};
 pub use dump::{Dump, FreeClass};
 pub use figures::Figures;
 pub use forecast::{Forecast, ForecastError, Sample, Sizes, VALUE_MAX};
-pub use headline::Headline;
-pub use headline::with_failed;
-pub use holders::CodeHolder;
-pub use holders::{AgeClass, Holder, Holders, SizeClass};
+pub use holders::{AgeClass, CategoryBytes, Holder, Holders, SizeClass};
+pub use moments::{Moments, Timeline, lives_of};
 pub use needs::{Cost, Need, SearchOptions};
 pub use paste::Paste;
 pub use recording::{Evidence, Limit, LimitSource, Memory, Recording, RefusedWithFree};
@@ -82,5 +86,5 @@ pub use sweep::{Advised, Difference, Found, Group, Scanned, State, Sweep};
 pub use torch::ForTorch;
 pub use trial::{Capacity, Trial, fits, measure};
 pub use trial::{failed_requests, measure_watched, watch, without_files};
-pub use why::Why;
-pub use words::{BESIDES, Choice, counted_as, grouped, heap_name, host_sentence, near};
+pub use verdict::{CodeBytes, Hindrance, LargestHolder, LivePeak, UnderLimit, Verdict};
+pub use words::{BESIDES, Choice, Summary, counted_as, grouped, host_sentence, near, remarks};

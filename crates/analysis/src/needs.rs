@@ -17,6 +17,8 @@
 use std::collections::BTreeMap;
 
 use rayon::prelude::*;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use super::recording::Recording;
 use super::trial::{Capacity, ENDLESS_BYTES, fits_in_order, measure, without_files};
@@ -52,7 +54,7 @@ pub struct Need {
 }
 
 /// The cost of a replay in device calls.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Cost {
     /// How often all free segments were released to serve a request.
     pub retries: u64,

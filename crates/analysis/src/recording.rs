@@ -64,6 +64,8 @@ pub struct Recording {
     pub live_peak_bytes: u64,
     /// The memory that the caller set or, if the caller set none, that this library recorded.
     pub memory: Memory,
+    /// Whether the caller set the memory. Moments are then those of a replay with that memory.
+    pub is_memory_set: bool,
 }
 
 /// The most bytes that may be reserved.
@@ -201,7 +203,15 @@ impl Recording {
     #[must_use]
     pub fn new(trace: Trace, config: Option<Config>, memory: Memory) -> Self {
         let no_history = NoHistory::of(&trace);
-        Self::with_history(no_history, trace, config, memory)
+        Self::with_history(no_history, trace, config, memory, true)
+    }
+
+    /// Does the same as [`new`](Self::new) without a replay, so that a limit is known only if the caller set
+    /// it, or if failed requests show it.
+    #[must_use]
+    pub fn unverified(trace: Trace, config: Option<Config>, memory: Memory) -> Self {
+        let no_history = NoHistory::of(&trace);
+        Self::with_history(no_history, trace, config, memory, false)
     }
 
     fn with_history(
@@ -209,6 +219,7 @@ impl Recording {
         trace: Trace,
         config: Option<Config>,
         memory: Memory,
+        is_verified: bool,
     ) -> Self {
         let is_set = memory != Memory::default();
         let made_here = trace.made_here.filter(|_| !is_set);
@@ -240,15 +251,17 @@ impl Recording {
         let was_full = !is_set && refusals.device_bytes.is_some();
         // Without the entries of segments no limit follows, because reserved bytes are unknown.
         let is_replayed = no_history.is_none() && start.outside == 0;
-        let mut exact =
-            if was_full || !is_replayed { None } else { exactly(total_bytes, fraction) };
+        let is_tried = is_verified && is_replayed && !was_full;
+        let mut exact = if is_tried { exactly(total_bytes, fraction) } else { None };
         let (mut workload, mut inferred_limit) = (None, None);
         if exact.is_none() && is_replayed {
             // If the caller set the memory of a device, it may be less than the recorded program had. The
             // requests are then read from an exact replay without a limit, or under the inferred limit.
             let ample_bytes = total_bytes.max(SimOptions::default().total_bytes);
             let found = || infer(&trace, own.as_ref()?, ample_bytes, &figures, &refusals);
-            if is_set && let Some(found) = exactly(ample_bytes, None) {
+            if !is_verified {
+                inferred_limit = refusals.limit(&figures).filter(|_| memory.fraction.is_none());
+            } else if is_set && let Some(found) = exactly(ample_bytes, None) {
                 workload = Some(found.workload);
             } else if let Some(found) = found() {
                 if memory.fraction.is_none() {
@@ -304,6 +317,7 @@ impl Recording {
             layout_for_all: false,
             live_peak_bytes,
             memory,
+            is_memory_set: is_set,
         }
     }
 
@@ -316,7 +330,7 @@ impl Recording {
         let Self { mut trace, no_history, limit, inferred_limit, unexplained, .. } =
             Self::new(trace, config.clone(), memory);
         trace.events.drain(..events.min(trace.events.len()));
-        let mut rest = Self::with_history(no_history, trace, config, memory);
+        let mut rest = Self::with_history(no_history, trace, config, memory, true);
         rest.layout_for_all = true;
         (rest.limit, rest.inferred_limit) = (limit, inferred_limit);
         rest.unexplained = unexplained;

@@ -1,7 +1,8 @@
-//! Logs of requests contain no decisions of an allocator. So they are replayed, and the page shows the
-//! events of that replay.
+//! The events of a replay, in the form of a recording. Logs of requests contain no decisions of an allocator,
+//! and a recording contains none for another memory.
 
-use crate::{Capacity, Recording, watch};
+use crate::moments::room_of;
+use crate::{Recording, watch};
 use stratalloc::allocator::{Caching as _, Recording as _};
 use stratalloc::config::Compat;
 use stratalloc::history::{Action, Event, RecordOptions};
@@ -13,9 +14,9 @@ use stratalloc_recording::{ReplayError, Trace, TraceEvent};
 /// # Errors
 ///
 /// [`ReplayError`] when the replay fails for a reason other than memory.
-pub fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
+pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
     let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
-    let room = if recording.limit.is_some() { Capacity::Limited } else { Capacity::Endless };
+    let room = room_of(recording, &config);
     let mut events: Vec<TraceEvent> = Vec::new();
     let mut seen: Vec<Event> = Vec::new();
     let mut segments = Vec::new();

@@ -6,16 +6,18 @@
 
 use std::collections::HashMap;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use stratalloc::ids::StreamId;
 use stratalloc_recording::{Op, Workload};
 
 /// The peak use of one stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct StreamUse {
     /// The stream.
     #[serde(serialize_with = "stratalloc_recording::stream_number")]
+    #[schemars(with = "u64")]
     pub stream: StreamId,
     /// The peak of live bytes on the stream, as requested.
     pub peak_live_bytes: u64,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use stratalloc::size::human_bytes;
 use stratalloc_analysis::{
-    Advice, Diff, Limit, Recording, Tried, counted_as, difference, failed_requests, near,
+    Answer, Diff, LimitFigures, Setting, counted_as, difference, failed_requests, near,
 };
 
 use super::outcome::{Outcome, Result};
@@ -150,7 +150,7 @@ pub(crate) fn fits(size: &str) -> Result<Assertion, String> {
 
 /// Whether a condition holds, and why.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Answer {
+pub(crate) struct Judged {
     /// The condition, as the user gave it.
     pub(crate) condition: String,
     pub(crate) outcome: Outcome,
@@ -158,7 +158,7 @@ pub(crate) struct Answer {
     pub(crate) sentence: String,
 }
 
-impl Answer {
+impl Judged {
     /// Returns the answer for a condition that cannot be judged. `why` is a clause without a full stop.
     pub(crate) fn unjudged(condition: &str, why: &str) -> Self {
         let sentence = format!("It cannot be judged: {why}.");
@@ -169,33 +169,33 @@ impl Answer {
 /// The answer for a condition on one recording.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
-    pub(crate) answer: Answer,
+    pub(crate) answer: Judged,
     /// The value of a quantity in bytes; `None` if no device suffices.
     value_bytes: Option<u64>,
     /// The value of `failures`.
     failures: Option<u64>,
     /// If the condition is an upper bound of a need: the cheapest setting that needs no more, if one was
-    /// found, and the line that sets it.
-    setting: Option<(Tried, String)>,
+    /// found.
+    setting: Option<Setting>,
     is_recorded: bool,
 }
 
 impl<B> Condition<B> {
     /// Returns the answer if the condition cannot be judged. `why` is a clause without a full stop.
-    pub(crate) fn unjudged(&self, why: &str) -> Answer {
-        Answer::unjudged(&self.text, why)
+    pub(crate) fn unjudged(&self, why: &str) -> Judged {
+        Judged::unjudged(&self.text, why)
     }
 
-    fn answer(&self, holds: bool, sentence: String) -> Answer {
+    fn answer(&self, holds: bool, sentence: String) -> Judged {
         let sentence = format!("{}: {sentence}", if holds { "Yes" } else { "No" });
-        Answer { condition: self.text.clone(), outcome: Outcome::of(holds), sentence }
+        Judged { condition: self.text.clone(), outcome: Outcome::of(holds), sentence }
     }
 }
 
 impl Assertion {
     /// Returns the largest need that meets an upper bound of a need, in bytes. `None` for other conditions,
     /// and if the bound is not known.
-    fn most_bytes(&self, total_bytes: Option<u64>) -> Option<u64> {
+    pub(crate) fn most_bytes(&self, total_bytes: Option<u64>) -> Option<u64> {
         let Absolute::Size(amount) = self.bound else { return None };
         match (self.quantity, self.operator) {
             (Quantity::LivePeak | Quantity::Failures, _) => None,
@@ -205,11 +205,6 @@ impl Assertion {
         }
     }
 
-    /// Returns the answer as JSON if the condition cannot be judged.
-    pub(crate) fn unjudged_json(&self, why: &str) -> Value {
-        Verdict { answer: self.unjudged(why), ..Verdict::default() }.json()
-    }
-
     /// Returns the bytes such that if the recorded configuration needs at most these, no other setting
     /// must be tried. `None` if all must be.
     pub(crate) fn enough_bytes(&self, total_bytes: Option<u64>) -> Option<u64> {
@@ -217,156 +212,152 @@ impl Assertion {
         self.most_bytes(total_bytes).or((!is_searched).then_some(u64::MAX))
     }
 
-    /// Checks the condition.
-    pub(crate) fn check(&self, recording: &Recording, advice: &mut Advice) -> Result<Verdict> {
+    /// Checks the condition. `setting` is the cheapest one that meets an upper bound of a need.
+    pub(crate) fn check(
+        &self,
+        found: &Answer,
+        total_bytes: Option<u64>,
+        setting: Option<Setting>,
+    ) -> Verdict {
         let unjudged = |why: &str| Verdict { answer: self.unjudged(why), ..Verdict::default() };
+        if let Some(no_history) = found.no_history {
+            return unjudged(&no_history.to_string());
+        }
         let bound = match self.bound {
-            Absolute::Count(count) => return self.check_failures(count, recording),
-            Absolute::Size(amount) => match amount.bytes(recording.memory.total_bytes) {
+            Absolute::Size(amount) => match amount.bytes(total_bytes) {
                 Ok(bound) => bound,
-                Err(why) => return Ok(unjudged(&why)),
+                Err(why) => return unjudged(&why),
             },
+            Absolute::Count(count) => count,
         };
         match self.quantity {
-            Quantity::Needs if recording.config.is_none() => {
-                Ok(unjudged("the recorded configuration cannot be replayed"))
+            Quantity::Needs if found.recorded.is_default_instead => {
+                unjudged("the recorded configuration cannot be replayed")
             }
-            Quantity::LeastNeed => self.check_least_need(bound, recording, advice),
-            Quantity::LivePeak | Quantity::Failures => Ok(self.check_live_peak(bound, recording)),
             Quantity::Needs => {
-                let verdict = self.check_needs(bound, recording, advice)?;
+                let verdict = self.check_needs(bound, total_bytes, found, setting);
                 match self.is_fits && verdict.answer.outcome == Outcome::Good {
-                    true => Ok(without_failures(recording)?.unwrap_or(verdict)),
-                    false => Ok(verdict),
+                    true => without_failures(found).unwrap_or(verdict),
+                    false => verdict,
                 }
             }
+            Quantity::LeastNeed => self.check_least_need(bound, total_bytes, found, setting),
+            Quantity::LivePeak => self.check_live_peak(bound, found),
+            Quantity::Failures => self.check_failures(bound, found),
         }
     }
 
-    fn check_live_peak(&self, bound: u64, recording: &Recording) -> Verdict {
-        let value = recording.live_peak_bytes;
+    fn check_live_peak(&self, bound: u64, found: &Answer) -> Verdict {
+        let value = found.live_peak_bytes.unwrap_or(0);
         let sentence = format!("{} MiB are live at once.", mib(value as f64));
         let answer = self.answer(self.operator.holds(value, bound), sentence);
         Verdict { answer, value_bytes: Some(value), ..Verdict::default() }
     }
 
-    fn check_failures(&self, bound: u64, recording: &Recording) -> Result<Verdict> {
-        let count = failed_requests(recording)?;
+    fn check_failures(&self, bound: u64, found: &Answer) -> Verdict {
+        let count = found.failures.unwrap_or(0);
         let requests = match count {
             0 => "no request".to_owned(),
             count => counted_as(count, "request", "requests"),
         };
-        let limit = recording.limit.and_then(Limit::known);
-        let limit = limit.map(|l| format!(", under the limit of {} MiB", near(l.bytes)));
+        let LimitFigures { limit_bytes, limit_certainty, .. } = &found.limit;
+        let limit = limit_bytes.filter(|_| *limit_certainty != Some("possible"));
+        let limit = limit.map(|bytes| format!(", under the limit of {} MiB", near(bytes)));
         let limit = limit.unwrap_or_default();
-        let sentence = match recording.memory.limit(recording.config.as_ref()).is_some() {
+        let sentence = match *limit_certainty == Some("set") {
             true => format!("{requests} would fail{limit} that is set."),
             false => format!("{requests} failed when it was recorded{limit}."),
         };
         let answer = self.answer(self.operator.holds(count, bound), sentence);
-        Ok(Verdict { answer, failures: Some(count), ..Verdict::default() })
+        Verdict { answer, failures: Some(count), ..Verdict::default() }
     }
 
     fn check_needs(
         &self,
         bound: u64,
-        recording: &Recording,
-        advice: &mut Advice,
-    ) -> Result<Verdict> {
-        let value_bytes = advice.recorded.need.needs_bytes;
+        total_bytes: Option<u64>,
+        found: &Answer,
+        setting: Option<Setting>,
+    ) -> Verdict {
+        let value_bytes = found.recorded.needs_bytes;
         // If no device suffices, the need is larger than any bound.
         let holds = self.operator.holds(value_bytes.unwrap_or(u64::MAX), bound);
-        let setting = self.setting_within(recording, advice)?;
-        let (size, as_it_is) = (human_bytes(bound), as_it_is(advice));
-        let sentence = match (&setting, self.most_bytes(recording.memory.total_bytes)) {
+        let (size, as_it_is) = (human_bytes(bound), as_it_is(found));
+        let sentence = match (&setting, self.most_bytes(total_bytes)) {
             (_, None) => format!("{as_it_is}."),
             (Some(_), _) if holds => format!("{as_it_is}; {size} suffice."),
-            (Some((tried, _)), _) => format!(
+            (Some(setting), _) => format!(
                 "{as_it_is}; with {} it needs {} MiB and would fit in {size}.",
-                advice.paste(tried),
-                tried.need.in_mib()
+                setting.paste_text(),
+                setting.needs_in_mib()
             ),
-            (None, _) => format!("{as_it_is}. {}", least_of(recording, advice)),
+            (None, _) => format!("{as_it_is}. {}", least_of(found)),
         };
         let answer = self.answer(holds, sentence);
         let is_recorded = holds && setting.is_some();
-        Ok(Verdict { answer, value_bytes, setting, is_recorded, failures: None })
+        Verdict { answer, value_bytes, setting, is_recorded, failures: None }
     }
 
     fn check_least_need(
         &self,
         bound: u64,
-        recording: &Recording,
-        advice: &mut Advice,
-    ) -> Result<Verdict> {
-        let setting = self.setting_within(recording, advice)?;
-        let value_bytes = advice.best().and_then(|tried| tried.need.needs_bytes);
-        let holds = match self.most_bytes(recording.memory.total_bytes) {
+        total_bytes: Option<u64>,
+        found: &Answer,
+        setting: Option<Setting>,
+    ) -> Verdict {
+        let value_bytes = found.least_need_bytes;
+        let holds = match self.most_bytes(total_bytes) {
             Some(_) => setting.is_some(),
             None => self.operator.holds(value_bytes.unwrap_or(u64::MAX), bound),
         };
-        let is_recorded =
-            setting.as_ref().is_some_and(|(tried, _)| tried.conf == advice.recorded.conf);
-        let (size, as_it_is) = (human_bytes(bound), as_it_is(advice));
+        let recorded = found.recorded.replayed.as_ref();
+        let is_recorded = setting.as_ref().zip(recorded).is_some_and(|(a, b)| a.conf == b.conf);
+        let (size, as_it_is) = (human_bytes(bound), as_it_is(found));
         let sentence = match &setting {
             Some(_) if is_recorded => format!("{as_it_is}; {size} suffice."),
-            Some((tried, _)) => format!(
+            Some(setting) => format!(
                 "with {} the recording needs {} MiB; {size} suffice. But {as_it_is}.",
-                advice.paste(tried),
-                tried.need.in_mib()
+                setting.paste_text(),
+                setting.needs_in_mib()
             ),
-            None => format!("{as_it_is}. {}", least_of(recording, advice)),
+            None => format!("{as_it_is}. {}", least_of(found)),
         };
         let answer = self.answer(holds, sentence);
-        Ok(Verdict { answer, value_bytes, setting, is_recorded, failures: None })
-    }
-
-    /// Returns the cheapest setting that meets an upper bound of a need, and the line that sets it.
-    fn setting_within(
-        &self,
-        recording: &Recording,
-        advice: &mut Advice,
-    ) -> Result<Option<(Tried, String)>> {
-        let Some(bytes) = self.most_bytes(recording.memory.total_bytes) else { return Ok(None) };
-        let tried = advice.cheapest_within(recording, bytes)?;
-        Ok(tried.map(|tried| {
-            let set = advice.paste(&tried).set;
-            (tried, set)
-        }))
+        Verdict { answer, value_bytes, setting, is_recorded, failures: None }
     }
 }
 
 /// Returns the answer of `--fits` for a recording in which requests failed, although its need is small
 /// enough: its program fails as it is. `None` if no request failed.
-fn without_failures(recording: &Recording) -> Result<Option<Verdict>> {
-    let condition: Assertion = "failures==0".parse()?;
-    let mut verdict = condition.check_failures(0, recording)?;
-    if verdict.answer.outcome == Outcome::Good {
-        return Ok(None);
-    }
+fn without_failures(found: &Answer) -> Option<Verdict> {
+    let condition: Assertion = "failures==0".parse().ok()?;
+    let mut verdict = condition.check_failures(0, found);
     let hint = " Without that limit it would fit: --memory-fraction 1 sets the limit aside.";
     verdict.answer.sentence += hint;
-    Ok(Some(verdict))
+    Some(verdict).filter(|verdict| verdict.answer.outcome != Outcome::Good)
 }
 
 /// Returns the need under the recorded configuration as a clause.
-fn as_it_is(advice: &Advice) -> String {
-    match advice.recorded.need.needs_bytes {
-        Some(_) => format!("the recording needs {} MiB as it is", advice.recorded.need.in_mib()),
-        None => "no device suffices for the recording as it is".to_owned(),
+fn as_it_is(found: &Answer) -> String {
+    match &found.recorded.replayed {
+        Some(setting) if setting.needs_bytes.is_some() => {
+            format!("the recording needs {} MiB as it is", setting.needs_in_mib())
+        }
+        _ => "no device suffices for the recording as it is".to_owned(),
     }
 }
 
 /// Returns the least need of the settings that were tried, as a sentence.
-fn least_of(recording: &Recording, advice: &Advice) -> String {
-    let tried = counted_as(advice.tried.len() as u64, "setting", "settings");
-    let least = match advice.best().and_then(|tried| tried.need.needs_bytes) {
+fn least_of(found: &Answer) -> String {
+    let tried = counted_as(found.searched_count() as u64, "setting", "settings");
+    let least = match found.least_need_bytes {
         Some(least) => {
             format!("The least need of {tried} that were searched is {} MiB", mib(least as f64))
         }
         None => format!("No device suffices for any of {tried} that were searched"),
     };
-    format!("{least}, and the live bytes alone take {} MiB.", mib(recording.live_peak_bytes as f64))
+    let live = mib(found.live_peak_bytes.unwrap_or(0) as f64);
+    format!("{least}, and the live bytes alone take {live} MiB.")
 }
 
 impl Verdict {
@@ -378,10 +369,10 @@ impl Verdict {
             "sentence": self.answer.sentence,
             "value_bytes": self.value_bytes,
             "failures": self.failures,
-            "conf": setting.map(|(tried, _)| &tried.conf),
-            "paste": setting.filter(|_| !self.is_recorded).map(|(_, set)| set),
+            "conf": setting.map(|setting| &setting.conf),
+            "paste": setting.filter(|_| !self.is_recorded).map(|setting| &setting.paste),
             "is_recorded": self.is_recorded,
-            "needs_bytes": setting.and_then(|(tried, _)| tried.need.needs_bytes),
+            "needs_bytes": setting.and_then(|setting| setting.needs_bytes),
         })
     }
 }
@@ -481,7 +472,7 @@ impl Condition<Difference> {
 /// The answer for a condition on a difference, and the values.
 #[derive(Clone, Debug)]
 pub(crate) struct DifferenceVerdict {
-    pub(crate) answer: Answer,
+    pub(crate) answer: Judged,
     /// The values of the two recordings; `None` if no device suffices.
     values: [Option<u64>; 2],
     /// Whether the values are numbers of requests, not bytes.

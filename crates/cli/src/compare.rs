@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use stratalloc::config::{Compat, Config, TorchVersion, shown};
 use stratalloc_analysis::{
-    BESIDES, Capacity, Need, Paste, Recording, SearchOptions, Trial, measure,
+    BESIDES, Capacity, Need, Paste, Recording, SearchOptions, Setting, Trial, Tried, measure,
 };
 use stratalloc_recording::Trace;
 
@@ -241,7 +241,9 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
         }
     };
     let cells = rows.iter().map(|Row { conf, need, trial }| {
-        let mut cells = need_cells(shown_conf(conf), needs(need), need, recording);
+        let setting = Setting::new(&Tried::new(conf.clone(), need.clone()), Paste::of(conf, None));
+        let recorded_ms = recording.figures.duration_us.map(|us| us as f64 / 1e3);
+        let mut cells = need_cells(shown_conf(conf), needs(need), &setting, recorded_ms);
         if limit.is_some() {
             let reserved = trial.run.statistics.reserved_bytes.all.peak;
             cells.extend([mib(reserved as f64), trial.run.ooms.to_string()]);

@@ -12,7 +12,7 @@ use stratalloc_analysis::{
 };
 use stratalloc_recording::Trace;
 
-use super::assertion::{Answer, Condition, Difference, DifferenceVerdict};
+use super::assertion::{Condition, Difference, DifferenceVerdict, Judged};
 use super::junit::{self, Case};
 use super::outcome::{BadArguments, Outcome, Result, out, unless_closed};
 use super::recordings::{Devices, Recordings, limit_json, name_of};
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &DiffArguments) -> Result<Outcome> {
 
 impl DiffArguments {
     /// Writes the JUnit file, if the user wants one.
-    fn write_junit(&self, answers: impl Iterator<Item = Answer>) -> Result<()> {
+    fn write_junit(&self, answers: impl Iterator<Item = Judged>) -> Result<()> {
         let Some(file) = &self.junit else { return Ok(()) };
         let names: Vec<String> = self.recordings.files.iter().rev().map(|at| name_of(at)).collect();
         let name = names.join(" against ");

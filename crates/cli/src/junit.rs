@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use stratalloc::config::shown;
 
-use super::assertion::Answer;
+use super::assertion::Judged;
 use super::files;
 use super::outcome::{BadArguments, Outcome, Result};
 use super::show::shown_path;
@@ -15,7 +15,7 @@ use super::show::shown_path;
 pub(crate) struct Case {
     /// The recording, or the recordings that are compared.
     pub(crate) name: String,
-    pub(crate) answer: Answer,
+    pub(crate) answer: Judged,
 }
 
 /// Returns an error if the file cannot be written: because there are no conditions, or because it is one of
@@ -95,8 +95,8 @@ mod tests {
     #[test]
     fn each_condition_is_a_test_case_with_escaped_figures() {
         let case =
-            |answer: Answer| Case { name: "run \"<1>\" & \u{1b}\u{ffff}".to_owned(), answer };
-        let answer = |condition: &str, outcome| Answer {
+            |answer: Judged| Case { name: "run \"<1>\" & \u{1b}\u{ffff}".to_owned(), answer };
+        let answer = |condition: &str, outcome| Judged {
             condition: condition.to_owned(),
             outcome,
             sentence: "No: 3 > 2.".to_owned(),
@@ -104,7 +104,7 @@ mod tests {
         let cases = [
             case(answer("needs<=1GiB", Outcome::Failed)),
             case(answer("needs>1B", Outcome::Good)),
-            case(Answer::unjudged("needs<1B", "it is cut off")),
+            case(Judged::unjudged("needs<1B", "it is cut off")),
         ];
         let name = "run &quot;&lt;1&gt;&quot; &amp; ??";
         assert_eq!(

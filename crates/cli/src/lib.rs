@@ -13,7 +13,7 @@ mod bench;
 mod compare;
 mod device;
 mod diff;
-mod dump;
+
 mod explain;
 mod files;
 mod forecast;
@@ -28,6 +28,7 @@ mod show;
 mod size;
 mod sweep;
 mod table;
+mod text;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use stratalloc::config::{Config, shown};
 use stratalloc::history::{BlockStateName, SegmentLayout};
-use stratalloc_analysis::{Memory, Recording, counted_as};
+use stratalloc_analysis::{Memory, Recording, counted_as, remarks};
 use stratalloc_recording::{Limits, NoHistory, ReplayError, Trace, UnknownEntries, reader};
 
 use super::files;
 use super::outcome::{Outcome, Result, fraction, is_closed_pipe, write_stderr};
 use super::settings::{self, BadConf};
-use super::show::{mib, progress, shown_path};
+use super::show::{progress, shown_path};
 use super::size::size;
 
 /// Arguments of commands that read recordings.
@@ -81,7 +81,7 @@ impl Recordings {
             write_stderr(format_args!("note: {}: {lack}: {error}", shown(name)));
         }
         let recording = Recording::new(trace, own.ok(), self.memory());
-        write_start_note(name, &recording);
+        write_remarks(name, &recording);
         recording
     }
 
@@ -310,46 +310,11 @@ pub(crate) fn limit_json(recording: &Recording) -> Value {
     })
 }
 
-/// Prints a note about the state from which replays start, if the recording begins after the program's
-/// start.
-pub(crate) fn write_start_note(name: &str, recording: &Recording) {
-    if recording.lacks_collector_limit() {
-        write_stderr(format_args!(
-            "note: {}: garbage_collection_threshold acts near a limit that the recording does not show: \
-             --memory-fraction sets it",
-            shown(name)
-        ));
+/// Prints the remarks about a recording, such as that it begins late.
+pub(crate) fn write_remarks(name: &str, recording: &Recording) {
+    for remark in remarks(recording) {
+        write_stderr(format_args!("note: {}: {remark}", shown(name)));
     }
-    if recording.requests_outside > 0 {
-        write_stderr(format_args!(
-            "note: {}: entries of segments were left out (skip_actions): {} in no recorded segment, so the \
-             recorded reserved bytes are not known",
-            shown(name),
-            counted_as(recording.requests_outside, "request lies", "requests lie")
-        ));
-    }
-    let Some(start) = recording.start.as_ref().filter(|_| recording.no_history.is_none()) else {
-        return;
-    };
-    let (blocks, reserved) = (start.blocks.len(), mib(start.reserved_bytes() as f64));
-    let (live, name) = (mib(start.requested_bytes() as f64), shown(name));
-    let from = match &recording.start_layout {
-        Some(_) if recording.layout_for_all => {
-            "replays start from that layout, the needs from the live blocks"
-        }
-        Some(_) => {
-            "replays of the recorded configuration start from that layout, others and the needs from the \
-             live blocks"
-        }
-        None => "their addresses are unknown, so replays start from the live blocks alone",
-    };
-    let (begins, then) = match recording.layout_for_all {
-        true => ("at the event", ""),
-        false => ("it begins late:", " before its first event"),
-    };
-    write_stderr(format_args!(
-        "note: {name}: {begins} {blocks} blocks of {live} MiB lived and {reserved} MiB were reserved{then}; {from}"
-    ));
 }
 
 /// Returns a message for a recording without events. `device` is the device that the user selected, if

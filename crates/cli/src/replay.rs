@@ -11,16 +11,16 @@ use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Statistics;
 use stratalloc_analysis::{
-    Capacity, Memory, Need, Recording, SearchOptions, counted, counted_as, measure_watched,
-    snapshot_of,
+    Answer, Capacity, Memory, Need, Question, Recording, SearchOptions, counted, counted_as,
+    described, measure_watched, snapshot_of,
 };
 use stratalloc_recording::{self, Run, Trace, Verification, Workload};
 
 use super::device::{Device, Opened};
 use super::outcome::{BadArguments, Outcome, Result, out, unless_closed, write_stderr};
-use super::recordings::{Devices, Recordings, limit_json, write_start_note};
+use super::recordings::{Devices, Recordings, limit_json, write_remarks};
 use super::show::{joined, mib, progress, shown_conf, shown_path};
-use super::{dump, files, settings};
+use super::{files, settings, text};
 
 /// Arguments of `replay`.
 #[derive(Args, Debug)]
@@ -106,9 +106,10 @@ fn replay_one(
         Some(events) => begun_at(events, name, trace, own.ok(), memory)?,
         None => Recording::new(trace, own.ok(), memory),
     };
-    write_start_note(name, &recording);
-    if let Some(dump) = dump::Answer::of(name, &recording) {
-        return without_history(args, &dump);
+    write_remarks(name, &recording);
+    if recording.no_history.is_some() {
+        let question = Question::default();
+        return without_history(args, &described(name, &recording, &question)?, &question);
     }
     if args.verify {
         // The recording was made under the recorded limit, even if the user sets another device size.
@@ -165,15 +166,16 @@ fn replay_one(
 
 /// Replays nothing, because there are hardly any requests. Prints the memory at the moment of the dump,
 /// unless the user wants a verification or files.
-fn without_history(args: &Replay, dump: &dump::Answer<'_>) -> Result<Outcome> {
+fn without_history(args: &Replay, found: &Answer, question: &Question) -> Result<Outcome> {
+    let why = found.no_history.map(|no_history| no_history.to_string()).unwrap_or_default();
+    let name = shown(&found.trace);
     if args.verify || args.stats.is_some() || args.snapshot.is_some() || args.at.is_some() {
-        let (name, why) = (shown(dump.name), dump.no_history);
         let what = if args.verify { "nothing can be verified" } else { "nothing can be replayed" };
         return Err(format!("{name}: {what}: {why}").into());
     }
     if args.json {
         let device = json!({
-            "conf": dump.recording.trace.conf,
+            "conf": found.recorded.conf,
             "device": args.device.to_string(),
             "peak_requested_bytes": null,
             "peak_allocated_bytes": null,
@@ -182,10 +184,12 @@ fn without_history(args: &Replay, dump: &dump::Answer<'_>) -> Result<Outcome> {
             "needs_bytes": null,
             "needs_with_luck_bytes": null,
         });
-        writeln!(out(), "{}", joined([device, dump.json()]))?;
+        // The recorded device is part of the answer under the name of the replay's.
+        let answer = joined([json!(found), device]);
+        writeln!(out(), "{answer}")?;
     } else {
-        write_stderr(format_args!("note: {}: {}", shown(dump.name), dump.no_history));
-        dump.write()?;
+        write_stderr(format_args!("note: {name}: {why}"));
+        text::write(found, question)?;
     }
     Ok(Outcome::Good)
 }

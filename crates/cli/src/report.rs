@@ -7,14 +7,20 @@ use clap::Args;
 
 use stratalloc::config::{TorchVersion, shown};
 use stratalloc::files::NewFile;
-use stratalloc_analysis::{AdviceOptions, counted_as};
-use stratalloc_page::{Options, PAGE_BYTES};
+use stratalloc_analysis::{
+    AdviceOptions, Question, Recording, Timeline, answer, counted_as, curves,
+};
+use stratalloc_page::{Drawn, HOLDERS, PAGE_BYTES};
 use stratalloc_recording::Trace;
 
 use super::outcome::{BadArguments, Outcome, Result, out, write_stderr};
 use super::recordings::{Devices, Recordings, name_of};
 use super::show::{mib, progress, shown_path};
 use super::{files, settings};
+
+/// For recordings with more operations than this, needs are searched and settings are replayed only on
+/// request. Logs of requests are replayed once in any case.
+const OPERATIONS_SEARCHED: usize = 1_000_000;
 
 /// Arguments of `report`.
 #[derive(Args, Debug)]
@@ -50,28 +56,16 @@ pub(crate) fn run(args: &Report) -> Result<Outcome> {
         .conf
         .iter()
         .map(|text| args.recordings.parse_conf(text).map(|config| (text.clone(), config)));
-    let options = Options {
-        memory: args.recordings.memory(),
+    let question = Question {
         advice: AdviceOptions { quick: args.quick, torch: args.torch, ..AdviceOptions::default() },
-        needs: args.needs,
         settings: settings.collect::<Result<_, _>>()?,
+        holders: HOLDERS,
+        ..Question::default()
     };
     let target = Target::open(&output)?;
-    let mut report = stratalloc_page::Report::new(options, args.recordings.files.len());
+    let mut report = stratalloc_page::Report::new(args.recordings.files.len());
     let mut add = |name: &str, trace: Trace| -> Result<Outcome> {
-        let own = settings::recorded(&trace.conf).map_err(|error| error.to_string());
-        if let Err(error) = &own {
-            write_stderr(format_args!(
-                "note: {}: shown with PyTorch's default: {error}",
-                shown(name)
-            ));
-        }
-        let bar = progress(1, &format!("trying settings on {}", shown(name)));
-        report.add(name, trace, own, &|done, known| {
-            bar.set_length(known as u64);
-            bar.set_position(done as u64);
-        })?;
-        bar.finish_and_clear();
+        add(args, &question, &mut report, name, trace)?;
         Ok(Outcome::Good)
     };
     let outcome = args.recordings.each(Devices::Each, &mut add)?;
@@ -93,6 +87,42 @@ pub(crate) fn run(args: &Report) -> Result<Outcome> {
         writeln!(out(), "{path}: {count}, {size} MiB; open it in a browser")?;
     }
     Ok(outcome)
+}
+
+/// Adds a recording to a page.
+fn add(
+    args: &Report,
+    question: &Question,
+    report: &mut stratalloc_page::Report,
+    name: &str,
+    trace: Trace,
+) -> Result<()> {
+    let own = settings::recorded(&trace.conf).map_err(|error| error.to_string());
+    let error = own.as_ref().err();
+    let notes: Vec<String> = error
+        .map(|error| format!("Shown with PyTorch's default settings: {error}"))
+        .into_iter()
+        .collect();
+    if let Some(error) = error {
+        write_stderr(format_args!("note: {}: shown with PyTorch's default: {error}", shown(name)));
+    }
+    let is_searched = args.needs || trace.operations() <= OPERATIONS_SEARCHED;
+    let memory = args.recordings.memory();
+    let recording = match is_searched {
+        true => Recording::new(trace, own.ok(), memory),
+        false => Recording::unverified(trace, own.ok(), memory),
+    };
+    let question = Question { is_searched, ..question.clone() };
+    let bar = progress(1, &format!("trying settings on {}", shown(name)));
+    let found = answer(name, &recording, &question, &|done, known| {
+        bar.set_length(known as u64);
+        bar.set_position(done as u64);
+    })?;
+    let timeline = Timeline::recorded(&recording)?;
+    let curves = &curves(&recording, &timeline.lives, &found, &question)?;
+    report.add(&Drawn { answer: &found, timeline: &timeline, curves, notes: &notes });
+    bar.finish_and_clear();
+    Ok(())
 }
 
 /// Returns the default path of the page: next to the first recording.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 pub(crate) use super::table::{Side, table, table_text};
 use stratalloc::config::shown;
-use stratalloc_analysis::{Need, Paste, Recording};
+use stratalloc_analysis::{Paste, Setting};
 
 /// The note below tables in which a need depends on the addresses that the device assigns.
 pub(crate) const LUCK: &str = "with luck: which of two free blocks of one size is taken depends on their \
@@ -23,11 +23,10 @@ pub(crate) fn mib(bytes: f64) -> String {
 }
 
 /// Formats the time of device calls in milliseconds, and as a share of the recorded time.
-fn device_ms(device_ns: u64, recorded_us: Option<u64>) -> String {
-    let (ms, recorded_us) = (device_ns as f64 / 1e6, recorded_us.unwrap_or(0));
-    match recorded_us {
-        0 => format!("{ms:.1}"),
-        us => format!("{ms:.1} ({:.1}%)", ms * 1e5 / us as f64),
+fn device_ms(device_ms: f64, recorded_ms: Option<f64>) -> String {
+    match recorded_ms.filter(|recorded| *recorded > 0.0) {
+        None => format!("{device_ms:.1}"),
+        Some(recorded) => format!("{device_ms:.1} ({:.1}%)", device_ms * 1e2 / recorded),
     }
 }
 
@@ -49,21 +48,20 @@ pub(crate) const NEED_HEADING: [(&str, Side); 6] = [
     ("reserved without a limit", Side::Right),
 ];
 
-/// Returns the table cells for the need of a configuration. `needs` is the formatted need.
+/// Returns the table cells for a setting. `needs` is the formatted need.
 pub(crate) fn need_cells(
     conf: String,
     needs: String,
-    need: &Need,
-    recording: &Recording,
+    setting: &Setting,
+    recorded_ms: Option<f64>,
 ) -> Vec<String> {
-    let (cost, recorded_us) = (need.cost, recording.figures.duration_us);
     vec![
         conf,
         needs,
-        value_or_dash(cost.map(|cost| cost.retries)),
-        value_or_dash(cost.map(|cost| cost.device_calls)),
-        value_or_dash(cost.map(|cost| device_ms(cost.device_ns, recorded_us))),
-        mib(need.reserved_unlimited_bytes as f64),
+        value_or_dash(setting.retries),
+        value_or_dash(setting.device_calls),
+        value_or_dash(setting.device_ms.map(|ms| device_ms(ms, recorded_ms))),
+        mib(setting.reserved_unlimited_bytes as f64),
     ]
 }
 

@@ -6,30 +6,19 @@ use std::collections::HashMap;
 
 use serde::{Serialize, Serializer};
 
-use super::headline::Headline;
-use super::holders::{Holder, Holders};
+use super::Drawn;
 use super::rows::{Kept, PageLimits};
 use super::stacks::{LIVED_BEFORE, StackTable, Stacks};
-use super::words::{AdviceData, NeedsData};
 use stratalloc::ids::PoolId;
 use stratalloc::size::PoolKind;
-use stratalloc_analysis::lives::Numbered;
-use stratalloc_analysis::lives::{Block, Lives, NEVER, Peak, Segment, differences};
-use stratalloc_analysis::lives::{Column, fewer};
-use stratalloc_analysis::{Callers, Category, Compared, Limit, Moment, counted_as};
-use stratalloc_recording::{Annotation, NoHistory, Owner, StackId, Trace};
-
-/// The inputs of a sheet.
-pub(crate) struct Parts<'a> {
-    pub name: &'a str,
-    pub notes: &'a [String],
-    pub trace: &'a Trace,
-    pub lives: &'a Lives,
-    pub no_history: Option<NoHistory>,
-    pub limit: Option<Limit>,
-    pub advice: &'a AdviceData,
-    pub needs: &'a NeedsData,
-}
+use stratalloc_analysis::lives::{
+    Block, COLUMNS, Column, Lives, NEVER, Numbered, Peak, Segment, differences, fewer,
+};
+use stratalloc_analysis::{
+    Answer, Callers, CategoryBytes, Causes, Choice, Compared, Curve, HeapFigures, Holder,
+    LimitFigures, MomentCauses, MomentFigures, Setting, Timeline, counted_as, points,
+};
+use stratalloc_recording::{Annotation, NoHistory, Owner, StackId};
 
 #[derive(Serialize)]
 struct Sheet<'a> {
@@ -42,7 +31,7 @@ struct Sheet<'a> {
     has_times: bool,
     duration_us: u64,
     no_history: Option<NoHistory>,
-    limit: Option<Limit>,
+    limit: Option<LimitData>,
     peak_reserved: Option<Peak>,
     peak_live: Option<Peak>,
     columns: Table,
@@ -64,9 +53,65 @@ struct Sheet<'a> {
     blocks: BlocksData,
     stacks: Stacks,
     holders: Vec<HoldersData>,
-    headline: &'a Headline,
-    advice: &'a AdviceData,
-    needs: &'a NeedsData,
+    headline: HeadlineData<'a>,
+    advice: AdviceData<'a>,
+    needs: NeedsData<'a>,
+}
+
+/// The limit, in bytes, or both ends of the interval that contains it.
+#[derive(Serialize)]
+struct LimitData {
+    bytes: u64,
+    below_bytes: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct HeadlineData<'a> {
+    memory: &'a str,
+    code: &'a str,
+}
+
+/// The setting to make, and the causes of reserved memory.
+#[derive(Serialize)]
+struct AdviceData<'a> {
+    sentence: &'a str,
+    is_searched: bool,
+    set: &'a [Choice],
+    limit: Option<&'a str>,
+    searched: Option<String>,
+    unknown: &'a [&'static str],
+    pictures: Vec<CausesData<'a>>,
+}
+
+/// The reserved bytes at one moment, by cause.
+#[derive(Serialize)]
+struct CausesData<'a> {
+    name: &'static str,
+    sentence: &'a str,
+    causes: [&'static str; 6],
+    /// The bytes of each cause.
+    all: [u64; 6],
+    /// For each stream of each pool: its name, the bytes of each cause, and the largest free block.
+    heaps: Vec<(String, [u64; 6], u64)>,
+}
+
+/// The need of the recording under each setting.
+#[derive(Serialize)]
+struct NeedsData<'a> {
+    /// The reason why there are no needs, if there are none.
+    missing: Option<String>,
+    points: usize,
+    rows: Vec<NeedData<'a>>,
+}
+
+#[derive(Serialize)]
+struct NeedData<'a> {
+    #[serde(flatten)]
+    setting: &'a Setting,
+    recorded: bool,
+    asked: bool,
+    at_need: &'a [i128],
+    unlimited: &'a [i128],
 }
 
 /// A table as named lists of numbers, one list for each column.
@@ -103,20 +148,20 @@ struct BlocksData {
 #[derive(Serialize)]
 struct HoldersData {
     name: &'static str,
-    moment: u32,
+    /// The number of events before it; `None` in a replay that the page does not draw.
+    moment: Option<u32>,
     bytes: u64,
     blocks: u64,
     by_stack: bool,
-    /// For each holder: index of the stack (or -1, -2, -3), index of the stream, bytes of each block or
-    /// 0, number of blocks, their bytes, and how many events ago the newest and the oldest block was
-    /// requested.
-    list: Vec<(i64, u32, u64, u64, u64, u32, u32)>,
+    /// The holders: index of the stack (or -1, -2, -3), index of the stream, bytes of each block or 0 for
+    /// several sizes, number of blocks, their bytes, and how many requests ago the newest and the oldest was
+    /// requested, or -1 if that is not recorded.
+    list: Table,
     /// The bytes of the holders that are not in the list.
     rest_bytes: u64,
     rest_blocks: u64,
-    /// Category, bytes and number of blocks, if stacks are recorded. The last row has the blocks from
-    /// before the recording.
-    categories: Vec<(&'static str, u64, u64)>,
+    /// The live bytes by category, if stacks are recorded.
+    categories: Vec<CategoryBytes>,
 }
 
 /// How much detail the data of a recording has.
@@ -144,21 +189,17 @@ impl Detail {
     }
 }
 
-/// The maximum number of columns of a time line.
-pub(crate) const COLUMNS: usize = 8192;
-
 /// The maximum number of owners in the account.
 const OWNERS: usize = 64;
 
 /// Returns the data as text for a script element, at most `most` bytes long. `None` if it does not fit
 /// even with the least detail.
-pub(crate) fn sheet(parts: &Parts<'_>, most: usize) -> Option<String> {
-    let callers = Callers::of(&parts.trace.stacks, Compared::Code);
-    let headline = headline(parts, &callers);
+pub(crate) fn sheet(drawn: &Drawn<'_>, most: usize) -> Option<String> {
+    let callers = Callers::of(&drawn.timeline.trace.stacks, Compared::Code);
     let mut bytes = most;
     let mut found: Option<String> = None;
     while bytes >= 1024 {
-        let (text, is_short) = as_text(parts, &callers, &headline, &Detail::of(bytes));
+        let (text, is_short) = as_text(drawn, &callers, &Detail::of(bytes));
         let fitting = scaled(bytes, most / 20 * 19, text.len());
         if text.len() > most {
             // The estimate can be too low, because escaping makes hostile texts up to six times longer.
@@ -210,24 +251,20 @@ fn cut(text: &str, most: usize) -> String {
 }
 
 /// Returns the text, and true if rows were merged or left out.
-fn as_text(
-    parts: &Parts<'_>,
-    callers: &Callers<'_>,
-    headline: &Headline,
-    detail: &Detail,
-) -> (String, bool) {
-    let Parts { name, notes, trace, lives, no_history, limit, advice, needs } = parts;
+fn as_text(drawn: &Drawn<'_>, callers: &Callers<'_>, detail: &Detail) -> (String, bool) {
+    let Drawn { answer, timeline: Timeline { trace, lives, .. }, .. } = *drawn;
+    let no_history = answer.no_history;
     let peak = |peak: Peak| no_history.is_none().then_some(peak);
     let kept = Kept::of(lives, detail.room);
-    let table = stack_table(parts, callers, &kept, detail);
-    let mut notes = notes.to_vec();
+    let table = stack_table(drawn, callers, &kept, detail);
+    let mut notes = drawn.notes();
     notes.extend(left_out(&kept));
     let (base, unit) = base_and_unit(&kept);
     let mut heaps = Numbered::default();
     let segments = segments(&kept, base, unit, &mut heaps);
     let blocks = blocks(lives, &kept, base, unit, &mut heaps, &table);
     let columns = &lives.columns;
-    let (name, conf) = (cut(name, detail.texts), cut(&trace.conf, detail.texts));
+    let (name, conf) = (cut(&answer.trace, detail.texts), cut(&trace.conf, detail.texts));
     let sheet = Sheet {
         name: &name,
         device: trace.device,
@@ -237,8 +274,8 @@ fn as_text(
         requests: lives.served + lives.failures.len() as u64,
         has_times: lives.has_times(),
         duration_us: columns.end_us - columns.begin_us,
-        no_history: *no_history,
-        limit: *limit,
+        no_history,
+        limit: limit_data(answer),
         peak_reserved: peak(lives.peak_reserved),
         peak_live: peak(lives.peak_live),
         columns: columns_data(lives, detail.columns),
@@ -254,11 +291,15 @@ fn as_text(
         is_short: kept.segments_left_out + kept.runs_left_out > 0,
         segments,
         blocks,
-        holders: holders(parts, callers, &table, detail.holders),
+        holders: answer
+            .moments
+            .iter()
+            .map(|moment| holders(moment, lives, &table, detail.holders))
+            .collect(),
         stacks: table.data,
-        headline,
-        advice,
-        needs,
+        headline: HeadlineData { memory: &answer.memory, code: &answer.code },
+        advice: advice(answer),
+        needs: needs(drawn),
     };
     (escaped(&serde_json::to_string(&sheet).unwrap_or_default()), kept.is_short())
 }
@@ -414,100 +455,118 @@ fn blocks(
     BlocksData { table, runs: runs.map(|(at, row)| (at, row.blocks)).collect() }
 }
 
-/// Returns the moments at which holders are listed, the most important one first.
-fn listed_moments(parts: &Parts<'_>) -> Vec<(&'static str, u32)> {
-    let lives = parts.lives;
-    if parts.no_history.is_some() {
-        return vec![(Moment::Dump.name(), lives.events)];
-    }
-    let failure = lives.failures.first().map(|failure| ("first failure", failure.moment));
-    let others = [
-        ("peak of live bytes", lives.peak_live.moment),
-        ("peak of reserved bytes", lives.peak_reserved.moment),
-        ("end", lives.events),
-    ];
-    failure.into_iter().chain(others).collect()
+/// Returns the limit, unless it is only possible.
+fn limit_data(answer: &Answer) -> Option<LimitData> {
+    let LimitFigures { limit_bytes, limit_below_bytes, limit_certainty, .. } = answer.limit;
+    let bytes = limit_bytes.filter(|_| limit_certainty != Some("possible"))?;
+    Some(LimitData { bytes, below_bytes: limit_below_bytes })
 }
 
-fn headline(parts: &Parts<'_>, callers: &Callers<'_>) -> Headline {
-    let lives = parts.lives;
-    let first = listed_moments(parts).first().map_or(0, |(_, moment)| *moment);
-    let holders = &Holders::of(lives, callers, first);
-    match parts.no_history {
-        Some(no_history) => Headline::of_dump(&no_history, holders),
-        None => Headline::of(lives, callers, holders, !lives.failures.is_empty()),
+/// The maximum number of streams and pools listed.
+const HEAPS: usize = 64;
+
+fn advice(answer: &Answer) -> AdviceData<'_> {
+    let is_searched = answer.recorded.replayed.is_some();
+    let cut_short = if answer.is_cut_short { "; time ran out before all were tried" } else { "" };
+    AdviceData {
+        sentence: &answer.sentence,
+        is_searched,
+        set: &answer.choices,
+        limit: answer.limit.limit_sentence.as_deref(),
+        searched: is_searched.then(|| format!("{}{cut_short}.", answer.searched())),
+        unknown: &answer.not_shown,
+        pictures: answer.explained().map(causes).collect(),
     }
 }
 
-/// Returns the live bytes by category. The last row has the blocks from before the recording.
-fn categories(all: &Holders, callers: &Callers<'_>) -> Vec<(&'static str, u64, u64)> {
-    if !all.has_stacks {
-        return Vec::new();
+fn causes(moment: &MomentCauses) -> CausesData<'_> {
+    let bytes = |causes: &Causes| causes.rows().map(|(_, bytes)| bytes);
+    let heap = |heap: &HeapFigures| (heap.name(), bytes(&heap.causes), heap.largest_free_bytes);
+    CausesData {
+        name: moment.moment,
+        sentence: &moment.why,
+        causes: moment.causes.rows().map(|(name, _)| name),
+        all: bytes(&moment.causes),
+        heaps: moment.heaps.iter().take(HEAPS).map(heap).collect(),
     }
-    let row = |name, is_of_it: &dyn Fn(&Holder) -> bool| {
-        let holders =
-            all.holders.iter().chain(&all.without_stack).filter(|holder| is_of_it(holder));
-        let add = |(bytes, blocks): (u64, u64), holder: &Holder| {
-            (holder.requested_bytes.saturating_add(bytes), holder.blocks + blocks)
-        };
-        let (bytes, blocks) = holders.fold((0, 0), add);
-        (name, bytes, blocks)
+}
+
+fn needs<'a>(drawn: &Drawn<'a>) -> NeedsData<'a> {
+    let no_history = drawn.answer.no_history.map(|none| format!("No needs: {}", none.sentence()));
+    let is_searched = drawn.answer.recorded.replayed.is_some();
+    let unsearched = (!is_searched).then(|| drawn.answer.sentence.clone());
+    let row = |curve: &'a Curve| NeedData {
+        setting: &curve.setting,
+        recorded: curve.is_recorded,
+        asked: curve.is_asked,
+        at_need: &curve.at_need,
+        unlimited: &curve.unlimited,
     };
-    let of = |holder: &Holder| {
-        holder.stack.map_or(Category::Unknown, |stack| callers.category(callers.of_stack(stack)))
-    };
-    let known = Category::ALL.iter().map(|&category| {
-        row(category.name(), &|holder| !holder.lived_before && of(holder) == category)
-    });
-    let before = row("unknown: lived before the recording began", &|holder| holder.lived_before);
-    known.chain([before]).filter(|(_, _, blocks)| *blocks > 0).collect()
+    NeedsData {
+        missing: no_history.or(unsearched),
+        points: points(&drawn.timeline.lives),
+        rows: drawn.curves.iter().map(row).collect(),
+    }
 }
 
-fn holders(
-    parts: &Parts<'_>,
-    callers: &Callers<'_>,
-    table: &StackTable,
-    most: usize,
-) -> Vec<HoldersData> {
-    let lives = parts.lives;
-    let of = |(name, moment): (&'static str, u32)| {
-        let all = Holders::of(lives, callers, moment);
-        let (listed, rest) = all.holders.split_at(all.holders.len().min(most));
-        let list = listed.iter().chain(&all.without_stack).map(|holder| {
-            let stack = match all.has_stacks && holder.lived_before {
-                true => LIVED_BEFORE,
-                false => table.place(holder.stack),
-            };
-            let (blocks, bytes) = (holder.blocks, holder.requested_bytes);
-            let ages = (holder.newest_events, holder.oldest_events);
-            (stack, holder.stream, holder.each_bytes, blocks, bytes, ages.0, ages.1)
-        });
-        HoldersData {
-            name,
-            moment,
-            bytes: all.requested_bytes,
-            blocks: all.blocks,
-            by_stack: all.has_stacks,
-            list: list.collect(),
-            rest_bytes: rest
-                .iter()
-                .fold(0, |sum, holder| holder.requested_bytes.saturating_add(sum)),
-            rest_blocks: rest.iter().map(|holder| holder.blocks).sum(),
-            categories: categories(&all, callers),
+/// Returns the holders at a moment. Holders beyond `most` are only counted.
+fn holders(moment: &MomentFigures, lives: &Lives, table: &StackTable, most: usize) -> HoldersData {
+    let all = &moment.holders;
+    let (mut rest_bytes, mut rest_blocks) = (all.others_bytes, all.others_blocks);
+    let mut rows: Vec<[i128; 7]> = Vec::new();
+    let mut add = |is_first: bool, row: [i128; 7], bytes: u64, blocks: u64| match is_first {
+        true => rows.push(row),
+        false => {
+            rest_bytes = rest_bytes.saturating_add(bytes);
+            rest_blocks += blocks;
         }
     };
-    listed_moments(parts).into_iter().map(of).collect()
+    let age = |requests: Option<u32>| requests.map_or(-1, i128::from);
+    if all.has_stacks {
+        for (at, row) in all.by_stack.iter().enumerate() {
+            let stack = match row.lived_before {
+                true => LIVED_BEFORE,
+                false => table.place(row.stack()),
+            };
+            let Holder { blocks, requested_bytes: bytes, newest_requests, oldest_requests, .. } =
+                row.holder;
+            let ages = [newest_requests, oldest_requests].map(age);
+            let row_data = [stack.into(), 0, 0, blocks.into(), bytes.into(), ages[0], ages[1]];
+            add(at < most || row.stack().is_none(), row_data, bytes, blocks);
+        }
+    } else {
+        for (at, class) in all.by_size.iter().enumerate() {
+            let stream = lives.streams.items.iter().position(|stream| *stream == class.stream);
+            let stream = stream.unwrap_or(0) as i128;
+            let (blocks, bytes) = (class.blocks, class.requested_bytes);
+            let row = [-1, stream, class.each_bytes.into(), blocks.into(), bytes.into(), -1, -1];
+            add(at < most, row, bytes, blocks);
+        }
+    }
+    let names = ["stack", "stream", "each", "blocks", "bytes", "newest", "oldest"];
+    let column = |(at, name)| (name, rows.iter().map(|row| row[at]).collect());
+    HoldersData {
+        name: moment.causes.moment,
+        moment: (!moment.causes.is_replay).then_some(moment.causes.events),
+        bytes: all.requested_bytes,
+        blocks: all.blocks,
+        by_stack: all.has_stacks,
+        list: Table(names.into_iter().enumerate().map(column).collect()),
+        rest_bytes,
+        rest_blocks,
+        categories: moment.categories.clone(),
+    }
 }
 
 /// Collects the stacks in the order of importance: first those of the largest holders, then those of the
 /// blocks with the largest areas in the time line.
 fn stack_table(
-    parts: &Parts<'_>,
+    drawn: &Drawn<'_>,
     callers: &Callers<'_>,
     kept: &Kept,
     detail: &Detail,
 ) -> StackTable {
-    let lives = parts.lives;
+    let Drawn { answer, timeline: Timeline { trace, lives, .. }, .. } = *drawn;
     let mut weight: HashMap<StackId, u128> = HashMap::new();
     let mut add = |stack: Option<StackId>, area: u128| {
         if let Some(stack) = stack {
@@ -519,9 +578,10 @@ fn stack_table(
         let span = row.block.freed.min(lives.events + 1).saturating_sub(row.block.born);
         add(row.block.stack, u128::from(row.block.requested_bytes) * u128::from(span));
     }
-    for (_, moment) in listed_moments(parts) {
-        for holder in Holders::of(lives, callers, moment).holders.iter().take(detail.holders) {
-            add(holder.stack, u128::from(holder.requested_bytes) * u128::from(lives.events + 1));
+    for moment in &answer.moments {
+        for row in moment.holders.by_stack.iter().take(detail.holders) {
+            let bytes = u128::from(row.holder.requested_bytes);
+            add(row.stack(), bytes * u128::from(lives.events + 1));
         }
     }
     for failure in lives.failures.iter().take(detail.failures) {
@@ -530,5 +590,5 @@ fn stack_table(
     let mut stacks: Vec<_> = weight.into_iter().collect();
     stacks.sort_unstable_by_key(|(stack, weight)| (std::cmp::Reverse(*weight), *stack));
     let stacks = stacks.into_iter().map(|(stack, _)| stack);
-    StackTable::of(&parts.trace.stacks, callers, stacks, detail.stack_bytes)
+    StackTable::of(&trace.stacks, callers, stacks, detail.stack_bytes)
 }

@@ -3,12 +3,13 @@
 use super::rows::{Kept, PageLimits};
 use super::sheet::escaped;
 use super::*;
-use stratalloc::history::{BlockStateName, SegmentLayout};
+use stratalloc::config::Config;
+use stratalloc::history::{Action, BlockStateName, SegmentLayout};
 use stratalloc::ids::{PoolId, StreamId};
-use stratalloc::size::PoolKind;
-use stratalloc_analysis::Figures;
+use stratalloc::size::{MIB, PoolKind};
 use stratalloc_analysis::lives::{Lives, NEVER};
-use stratalloc_recording::{Limits, TraceEvent, reader};
+use stratalloc_analysis::{Figures, Memory, Question, Recording, described, lives_of};
+use stratalloc_recording::{Limits, Trace, TraceEvent, reader};
 
 fn shipped(name: &str) -> Trace {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/traces");
@@ -143,20 +144,17 @@ fn a_large_recording_keeps_peaks_and_failures_and_a_hundred_moments() {
     }
 }
 
+fn recording_of(trace: &Trace) -> Recording {
+    let config = Config::parse(&trace.conf, &stratalloc::registry::key_table()).ok();
+    Recording::unverified(trace.clone(), config, Memory::default())
+}
+
 fn sheet_of(trace: &Trace, most: usize) -> Option<(String, serde_json::Value)> {
-    let lives = lives(trace);
-    let (advice, needs) = (AdviceData::default(), NeedsData::default());
-    let parts = Parts {
-        no_history: None,
-        name: "</script><img src=x>",
-        notes: &[],
-        trace,
-        lives: &lives,
-        limit: None,
-        advice: &advice,
-        needs: &needs,
-    };
-    let text = sheet::sheet(&parts, most)?;
+    let recording = recording_of(trace);
+    let question = Question { holders: HOLDERS, ..Question::default() };
+    let answer = &described("</script><img src=x>", &recording, &question).unwrap();
+    let timeline = &Timeline::recorded(&recording).unwrap();
+    let text = sheet::sheet(&Drawn { answer, timeline, curves: &[], notes: &[] }, most)?;
     let value = serde_json::from_str(&text).unwrap();
     Some((text, value))
 }
@@ -281,7 +279,8 @@ fn numbers_that_contradict_each_other_make_a_page_all_the_same() {
         trace.events.push(TraceEvent { time_us, ..TraceEvent::new(action, address, size, stream) });
     }
     let lives = lives(&trace);
-    assert!(unsearched(&lives, None).pictures.len() == 2);
+    let answer = described("x", &recording_of(&trace), &Question::default()).unwrap();
+    assert_eq!(answer.moments.len(), 3 + usize::from(!lives.failures.is_empty()));
     for most in [2_000_000, 80_000] {
         let (text, _) = sheet_of(&trace, most).unwrap();
         assert!(text.len() <= most);

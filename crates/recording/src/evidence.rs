@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::start::Start;
@@ -15,7 +16,7 @@ use super::trace::{Trace, TraceEvent};
 use stratalloc::history::{Action, BlockStateName, SegmentLayout};
 
 /// Entries that the recorded program must have caused and that the recording does not contain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct MissingEntries {
     /// Frees without the entry `free_requested`. It was added right before the free's completion.
     pub free_requests: u64,
@@ -222,7 +223,7 @@ impl<'a> Walk<'a> {
 }
 
 /// The reason why a recording has no history.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Lack {
     /// At most one request was recorded, and memory existed before it.
@@ -235,7 +236,7 @@ pub enum Lack {
 
 /// A recording that shows only the moment when it was written: its entries do not show how much memory the
 /// program needed before. No peak, need, age or setting follows from it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema, thiserror::Error)]
 #[error("{} {}", self.sentence(), self.remedy().trim_end_matches('.'))]
 pub struct NoHistory {
     /// The reason.

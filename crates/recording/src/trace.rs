@@ -4,6 +4,7 @@
 
 use std::convert::Infallible;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::evidence::MissingEntries;
@@ -51,7 +52,7 @@ pub struct Trace {
 }
 
 /// A part of the used memory of a device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Owner {
     /// The allocator, a library, or a process.
     pub owner: String,
@@ -77,7 +78,7 @@ pub struct Annotation {
 }
 
 /// Pinned host memory of a recording, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct HostMemory {
     /// The bytes allocated from the system at the end of the recording.
     pub reserved_bytes: u64,
@@ -144,6 +145,15 @@ pub(super) fn is_remark(action: Action) -> bool {
 }
 
 impl Trace {
+    /// Returns the number of requests and frees.
+    #[must_use]
+    pub fn operations(&self) -> usize {
+        let is_operation = |event: &&TraceEvent| {
+            matches!(event.action, Action::Alloc | Action::FreeRequested | Action::OutOfMemory)
+        };
+        self.events.iter().filter(is_operation).count()
+    }
+
     /// Builds a trace from a snapshot, without stacks and without entries of snapshots and of tags that were
     /// paused or resumed.
     #[must_use]

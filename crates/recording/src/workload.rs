@@ -212,6 +212,16 @@ impl Lanes {
 }
 
 impl Workload {
+    /// Returns the number of operations up to the request with this number, which counts from 1; 0 stands for
+    /// the start of the recording.
+    #[must_use]
+    pub fn operations_until(&self, requests: u32) -> usize {
+        let is_request = |op: &Op| matches!(op, Op::Allocate { .. } | Op::AllocateFailing { .. });
+        let before = self.seeded.saturating_add(requests);
+        let is_before = |op: &Op| is_request(op) && op.block().is_some_and(|id| id < before);
+        self.ops.iter().rposition(is_before).map_or(0, |at| at + 1)
+    }
+
     /// The lane of blocks that were freed before the recording began but had not become free.
     pub const LANE_BEFORE: StreamId = StreamId(u64::MAX - LANES_MAX as u64);
 

@@ -6,6 +6,7 @@
 //! because their handles differ between processes.
 
 mod code;
+mod peak;
 mod requests;
 mod segments;
 

@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::super::causes::{Moment, find, stop_at};
 use super::super::recording::Recording;
-use super::super::why::room_of;
+use super::peak::at_peak;
 use stratalloc::config::Config;
 use stratalloc::history::BlockStateName;
 use stratalloc::ids::{PoolId, StreamId};
@@ -37,21 +36,12 @@ pub(super) struct KeepingBlock {
 ///
 /// # Errors
 ///
-/// The same as [`Picture::take`](super::super::Picture::take).
+/// The same as [`at_peak`].
 pub(super) fn held_segments(
     recording: &Recording,
     config: &Config,
 ) -> Result<Vec<HeldSegment>, ReplayError> {
-    let room = room_of(recording, config);
-    let Some(at) = find(recording, config, room, Moment::PeakReserved)? else {
-        return Ok(Vec::new());
-    };
-    let mut id_of: HashMap<u64, u32> = HashMap::new();
-    let (layout, _) = stop_at(recording, config, room, at, |blocks| {
-        let live =
-            (0..).zip(blocks).filter_map(|(id, block)| Some((block.as_ref()?.address(), id)));
-        id_of = live.collect();
-    })?;
+    let (layout, id_of) = at_peak(recording, config)?;
     let mut found = Vec::new();
     for segment in layout.iter().filter(|segment| !segment.expandable) {
         let kept = segment.blocks.iter().filter(|block| block.state != BlockStateName::Inactive);

@@ -56,7 +56,7 @@ pub struct Bytes {
 
 /// All moments of a recording, divided into columns of equal width. Each keeps its minimum, maximum and
 /// last values.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Columns {
     /// The number of moments.
     pub moments: u64,

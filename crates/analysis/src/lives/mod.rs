@@ -27,6 +27,8 @@ use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::{LARGE_REST_MIN_BYTES, MIN_BLOCK_BYTES, PoolKind};
 use stratalloc_recording::{LiveBlock, PoolRouting, StackId, Start, Trace, TraceEvent, free_block};
 
+/// The maximum number of columns of a time line.
+pub const COLUMNS: usize = 8192;
 /// A bound on addresses and sizes, more than any device has. Larger numbers are reduced to it, so that
 /// sums do not overflow.
 const MOST_BYTES: u64 = 1 << 44;
@@ -103,7 +105,7 @@ pub struct Peak {
 }
 
 /// The lifetimes of all blocks and segments of a recording.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Lives {
     /// The number of events, which is also the last moment.
     pub events: u32,
@@ -150,6 +152,19 @@ impl Lives {
             walk.note(at + 1, event.time_us);
         }
         walk.lives
+    }
+
+    /// Returns the blocks that live at a moment, in the order of their requests.
+    pub fn live_at(&self, moment: u32) -> impl Iterator<Item = &Block> {
+        self.blocks.iter().filter(move |block| block.born <= moment && moment < block.freed)
+    }
+
+    /// Returns the number of requests until a moment, those that failed included.
+    pub fn requests_until(&self, moment: u32) -> u32 {
+        let before = if self.events > 0 { self.blocks.partition_point(|b| b.born == 0) } else { 0 };
+        let served = self.blocks.partition_point(|block| block.born <= moment) - before;
+        let failed = self.failures.partition_point(|failure| failure.moment <= moment);
+        u32::try_from(served + failed).unwrap_or(u32::MAX)
     }
 
     /// Returns true if a block was allocated before the first event.

@@ -363,13 +363,13 @@ fn advice_for(
 ) -> Result<Advised, ReplayError> {
     let advice = Advice::search(recording, options, &|_, _| ())?;
     let recorded = &advice.recorded;
-    let best = advice.headline(recording).choice().unwrap_or(recorded);
+    let best = advice.worth_it(recording).unwrap_or(recorded);
     Ok(Advised {
         needs_bytes: recorded.need.needs_bytes,
         best_conf: best.conf.clone(),
         best_needs_bytes: best.need.needs_bytes,
         live_peak_bytes: recording.live_peak_bytes,
-        sentence: advice.sentence(recording),
+        sentence: advice.verdict(recording, None).setting_sentence(),
         conf_error,
     })
 }

@@ -88,7 +88,7 @@ fn need_on_page(page: &str) -> u64 {
     let [data] = &super::report::recordings(page)[..] else { panic!("one recording") };
     let rows = list(&data["needs"]["rows"]);
     let recorded = rows.iter().find(|row| row["recorded"] == true).expect("there is one");
-    bytes(&recorded["needs"])
+    bytes(&recorded["needs_bytes"])
 }
 
 const VERSIONS: [&str; 7] = ["2.4", "2.6", "2.8", "2.10", "2.11", "2.13", "2.15"];

@@ -46,7 +46,7 @@ fn other_settings_go_on_with_the_layout_at_the_event() {
     assert_eq!(reserved(&[&["--at", "5"][..], &rounded].concat()), 100);
     assert_eq!(reserved(&[&["--at", "5"][..], &pages].concat()), 100);
     let ended = ok(&["replay", &file, "--at", "5"]);
-    let note = "note: run: at the event 1 blocks of 2.0 MiB lived and 40.0 MiB were reserved; replays start from \
+    let note = "note: run: at the event 1 block of 2.0 MiB lived and 40.0 MiB were reserved; replays start from \
                 that layout";
     assert!(ended.stderr.starts_with(note), "{}", ended.stderr);
 }

@@ -77,15 +77,18 @@ fn the_page_begins_with_the_code_that_holds_most_and_the_peak_without_it() {
     let before = "unknown: lived before the recording began";
     assert_eq!(
         data["holders"][0]["categories"],
-        serde_json::json!([["activations", mib(132), 24], [before, mib(80), 2]])
+        serde_json::json!([
+            {"category": "activations", "requested_bytes": mib(132), "blocks": 24},
+            {"category": before, "requested_bytes": mib(80), "blocks": 2},
+        ])
     );
     // The rows must have the same names as in `advise`.
     let advise = run(&["advise", &late, "--quick", "--json"]).json();
     let rows = advise["holders"]["by_stack"].as_array().unwrap();
-    let list = data["holders"][0]["list"].as_array().unwrap();
+    let list = data["holders"][0]["list"]["stack"].as_array().unwrap();
     let place = |number: &Value| number.as_u64().and_then(|number| usize::try_from(number).ok());
-    let label = |row: &Value| {
-        let caller = &data["stacks"]["caller"][place(&row[0])?];
+    let label = |stack: &Value| {
+        let caller = &data["stacks"]["caller"][place(stack)?];
         Some(data["stacks"]["callers"][place(caller)?][0].clone())
     };
     let labels: Vec<Value> = list.iter().filter_map(label).collect();

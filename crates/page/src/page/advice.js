@@ -14,7 +14,7 @@ function showAdvice() {
   }
   byId("sentence").textContent = advice.sentence;
   byId("set").replaceChildren(...(advice.set.length ? [element("div", { class: "set" },
-    ...advice.set.flatMap(([allocator, set, needs]) => [element("span", { class: "quiet" }, `in ${allocator}`), copied(set, ` ${needs}`)]))] : []));
+    ...advice.set.flatMap(({ allocator, set, needs }) => [element("span", { class: "quiet" }, `in ${allocator}`), copied(set, ` ${needs}`)]))] : []));
   byId("more").textContent = [advice.limit, advice.searched].filter(Boolean).join(" ");
   byId("notes").replaceChildren(...recording.notes.map((note) => element("p", { class: "note" }, note)));
   byId("unknown").replaceChildren(...(advice.unknown.length ? [element("p", {}, "The recording does not show:"),

@@ -28,6 +28,12 @@ function sharedFolder({ texts, frames }) {
   return shared ? first.slice(0, shared).join("/") + "/" : "";
 }
 
+/// Returns the rows of a table that is stored as one list for each column.
+function rowsOf(columns) {
+  const names = Object.keys(columns);
+  return columns[names[0]].map((first, at) => Object.fromEntries(names.map((name) => [name, columns[name][at]])));
+}
+
 function unpack(sheet) {
   const { columns, blocks, segments, unit } = sheet;
   const column = Object.fromEntries(Object.entries(columns).map(([name, list]) => [name, summed(list)]));
@@ -42,6 +48,7 @@ function unpack(sheet) {
     ...sheet,
     column,
     folder: sharedFolder(sheet.stacks),
+    holders: sheet.holders.map((one) => ({ ...one, list: rowsOf(one.list) })),
     blocks: {
       length: born.length, born, freed, gone, size, count,
       address: Float64Array.from(blocks.address, (units) => units * unit),
@@ -65,6 +72,16 @@ function placeOf(numbers, number) {
     if (numbers[middle] <= number) low = middle; else high = middle - 1;
   }
   return low;
+}
+
+/// Returns the number of requests until a moment.
+function requestsUntil(recording, moment) {
+  const { blocks } = recording;
+  if (!blocks.until) {
+    let sum = 0;
+    blocks.until = Array.from(blocks.count, (count, at) => { sum += recording.events > 0 && blocks.born[at] === 0 ? 0 : count; return sum; });
+  }
+  return blocks.length && blocks.born[0] <= moment ? blocks.until[placeOf(blocks.born, moment)] : 0;
 }
 
 /// Returns the time of a moment, in microseconds from the first event.

@@ -2,12 +2,12 @@
 
 const FLAME_ROW = 20;
 
-/// Returns the holders at a moment that the data lists, or at the chosen moment. Each row is [stack,
-/// stream, bytes of each block, blocks, bytes, events since the newest and since the oldest request].
+/// Returns the holders at a moment that the data lists, or selects the blocks that live at the chosen one. The
+/// ages are in requests; -1 if they are not known.
 function holdersNow(recording) {
   const listed = recording.holders[Number(state.holders)];
   // Not used when all frames are shown, because the listed holders are grouped by the program's code.
-  if (listed && !(state.allFrames && listed.by_stack)) return listed;
+  if (listed && (listed.moment == null || !(state.allFrames && listed.by_stack))) return listed;
   const { blocks } = recording;
   const { caller } = recording.stacks;
   const moment = listed ? listed.moment : state.moment;
@@ -18,22 +18,22 @@ function holdersNow(recording) {
   for (const at of live) {
     const [stream] = recording.heaps[blocks.heap[at]];
     const key = byStack ? keyOf(blocks.stack[at]) : `${stream} ${blocks.requested[at]}`;
-    const age = moment - blocks.born[at];
-    const row = found.get(key) || [blocks.stack[at], stream, blocks.requested[at], 0, 0, age, age];
-    row[3] += blocks.count[at]; row[4] += blocks.requested[at];
-    row[5] = Math.min(row[5], age); row[6] = Math.max(row[6], age);
-    if (row[2] !== blocks.requested[at]) row[2] = 0;
+    const age = blocks.stack[at] === LIVED_BEFORE ? -1 : requestsUntil(recording, moment) - requestsUntil(recording, blocks.born[at]);
+    const row = found.get(key) || { stack: blocks.stack[at], stream, each: blocks.requested[at], blocks: 0, bytes: 0, newest: age, oldest: age };
+    row.blocks += blocks.count[at]; row.bytes += blocks.requested[at];
+    row.newest = Math.min(row.newest, age); row.oldest = Math.max(row.oldest, age);
+    if (row.each !== blocks.requested[at]) row.each = 0;
     found.set(key, row);
   }
   // Rows with a stack come before rows without one.
-  const last = (row) => byStack && row[0] < 0 ? -row[0] : 0;
-  const list = [...found.values()].sort((a, b) => last(a) - last(b) || b[4] - a[4]);
-  const sum = (place) => list.reduce((all, row) => all + row[place], 0);
-  return { name: listed ? listed.name : "the chosen moment", moment, bytes: sum(4), blocks: sum(3), by_stack: byStack, list, rest_bytes: 0, rest_blocks: 0 };
+  const last = (row) => byStack && row.stack < 0 ? -row.stack : 0;
+  const list = [...found.values()].sort((a, b) => last(a) - last(b) || b.bytes - a.bytes);
+  const sum = (name) => list.reduce((all, row) => all + row[name], 0);
+  return { name: listed ? listed.name : "the chosen moment", moment, bytes: sum("bytes"), blocks: sum("blocks"), by_stack: byStack, list, rest_bytes: 0, rest_blocks: 0 };
 }
 
 /// Returns the frames from the outermost to the innermost, as names for the flame graph.
-function pathOf(recording, { by_stack: byStack }, [stack, stream, each]) {
+function pathOf(recording, { by_stack: byStack }, { stack, stream, each }) {
   if (!byStack) return [{ name: `stream ${recording.streams[stream]}` }, { name: each ? `blocks of ${exactly(each)}` : "blocks of several sizes" }];
   const frames = framesOf(recording, stack);
   if (!frames.length) return [{ name: callerOf(recording, stack), without: true }];
@@ -50,8 +50,8 @@ function treeOf(recording, holders) {
       const key = `${step.name}\n${step.place || ""}`;
       if (!node.children.has(key)) node.children.set(key, { ...step, bytes: 0, blocks: 0, children: new Map(), depth: node.depth + 1, parent: node });
       node = node.children.get(key);
-      node.bytes += row[4];
-      node.blocks += row[3];
+      node.bytes += row.bytes;
+      node.blocks += row.blocks;
     }
   }
   if (holders.rest_bytes) root.children.set("", { name: "smaller holders", without: true, bytes: holders.rest_bytes, blocks: holders.rest_blocks, children: new Map(), depth: 1, parent: root });
@@ -84,7 +84,7 @@ function showFound() {
 /// Returns true if a row of the table matches the search, in its text or in one of its frames.
 function isRowFound(recording, holders, row) {
   if (state.search === "") return true;
-  const texts = holders.by_stack ? [callerOf(recording, row[0]), ...framesOf(recording, row[0]).map(lineOf)] : [whatOf(recording, row)];
+  const texts = holders.by_stack ? [callerOf(recording, row.stack), ...framesOf(recording, row.stack).map(lineOf)] : [whatOf(recording, row)];
   return texts.some((text) => text.toLowerCase().includes(state.search));
 }
 
@@ -173,38 +173,38 @@ function drawHolders() {
   flames.root = treeOf(recording, holders);
   drawFlames(flames.root);
   showFound();
-  byId("flames-text").textContent = `${plural(holders.blocks, "block", "blocks")} hold ${bytes(holders.bytes)} at ${when(recording, holders.moment)}`
+  byId("flames-text").textContent = `${plural(holders.blocks, "block", "blocks")} hold ${bytes(holders.bytes)} at ${holders.moment == null ? `the ${holders.name} of a replay with the memory that is set` : when(recording, holders.moment)}`
     + (holders.by_stack ? "; callers are on top, the program's own code is blue." : "; the events have no stacks, so this is by stream and size.");
   drawHoldersTable(holders);
-  drawCategories(recording.holders.find(({ moment }) => moment === holders.moment) || recording.holders[0]);
+  drawCategories(recording.holders.find(({ moment }) => moment != null && moment === holders.moment) || recording.holders[Number(state.holders)] || recording.holders[0]);
 }
 
 /// Shows the live bytes by category at one of the moments that the data lists.
 function drawCategories({ name, bytes: all, categories }) {
-  const rows = categories.map(([category, size, blocks]) => ({ cells: [bytes(size), percent(size, all), grouped(blocks), category] }));
+  const rows = categories.map(({ category, requested_bytes: size, blocks }) => ({ cells: [bytes(size), percent(size, all), grouped(blocks), category] }));
   byId("categories").replaceChildren(...(rows.length ? [element("h3", {}, `By category, at the ${name}`),
     table([["bytes", false], ["", false], ["blocks", false], ["category", true]], rows),
     element("p", { class: "quiet" }, "A category is shown where the stack leaves no doubt.")] : []));
 }
 
-const whatOf = (recording, [, stream, each, blocks]) => `${plural(blocks, "block", "blocks")} of ${each ? exactly(each) : "several sizes"} on stream ${recording.streams[stream]}`;
+const whatOf = (recording, { stream, each, blocks }) => `${plural(blocks, "block", "blocks")} of ${each ? exactly(each) : "several sizes"} on stream ${recording.streams[stream]}`;
 
 /// Shows the largest holders that match the search, and below them the holders without a stack.
 function drawHoldersTable(holders) {
   const { recording } = state;
   const most = 25;
   const found = holders.list.filter((row) => isRowFound(recording, holders, row));
-  const isWithout = ([stack]) => holders.by_stack && stack < 0;
+  const isWithout = ({ stack }) => holders.by_stack && stack < 0;
   const withCode = found.filter((row) => !isWithout(row));
   const rows = [...withCode.slice(0, most), ...found.filter(isWithout)].map((row) => {
-    const [stack, , , blocks, size, newest, oldest] = row;
+    const { stack, blocks, bytes: size, newest, oldest } = row;
     const caller = holders.by_stack ? callerElement(recording, stack) : whatOf(recording, row);
     // A block from before the first event has no age, because its request was not recorded.
-    const ages = [...new Set([newest, oldest])].map((age) => age === holders.moment ? "before" : grouped(age));
+    const ages = [...new Set([newest, oldest])].map((age) => age < 0 ? "before" : grouped(age));
     return { cells: [bytes(size), percent(size, holders.bytes), grouped(blocks), ...(recording.no_history ? [] : [ages.join(" to ")]), caller] };
   });
-  const heading = [["bytes", false], ["", false], ["blocks", false], ...(recording.no_history ? [] : [["events ago", false]]), [holders.by_stack ? "requested by (called by)" : "what", true]];
-  const rest = holders.rest_blocks + withCode.slice(most).reduce((all, row) => all + row[3], 0);
+  const heading = [["bytes", false], ["", false], ["blocks", false], ...(recording.no_history ? [] : [["requests ago", false]]), [holders.by_stack ? "requested by (called by)" : "what", true]];
+  const rest = holders.rest_blocks + withCode.slice(most).reduce((all, row) => all + row.blocks, 0);
   const isAll = state.search === "";
   const more = rows.length === 0 ? "No holder has this text."
     : rest > 0 && isAll ? `${plural(rest, "block", "blocks")} of smaller holders are not listed.`

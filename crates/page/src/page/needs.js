@@ -3,9 +3,9 @@
 /// Returns the value to set and the allocator that accepts it. The string that was replayed may have keys that
 /// PyTorch lacks.
 const settingName = (row) => (row.recorded ? "as recorded: " : "") + (row.paste.replace(/^\w+=/, "") || "(default)") +
-  (row.paste_for.startsWith("PyTorch") ? " in PyTorch" : "") + (row.model ? " (a model)" : "");
+  (row.paste_for.startsWith("PyTorch") ? " in PyTorch" : "") + (row.is_model ? " (a model)" : "");
 
-const withLuck = (row) => row.with_luck == null ? "" : ` (${needed(row.with_luck)} with luck)`;
+const withLuck = (row) => row.needs_with_luck_bytes == null ? "" : ` (${needed(row.needs_with_luck_bytes)} with luck)`;
 
 function showNeeds() {
   const { needs } = state.recording;
@@ -16,14 +16,14 @@ function showNeeds() {
     return;
   }
   const valueOrDash = (number) => number == null ? "-" : grouped(number);
-  const least = Math.min(...rows.filter((row) => !row.model).map((row) => row.needs ?? Infinity));
-  const best = rows.findIndex((row) => !row.model && row.needs === least);
+  const least = Math.min(...rows.filter((row) => !row.is_model).map((row) => row.needs_bytes ?? Infinity));
+  const best = rows.findIndex((row) => !row.is_model && row.needs_bytes === least);
   state.strong = new Set(rows.map((row, at) => at).filter((at) => at === best || rows[at].recorded || rows[at].asked));
   const cells = rows.map((row, at) => ({
     strong: at === best, act: () => { if (!state.strong.delete(at)) state.strong.add(at); drawNeeds(); },
     cells: [element("span", { class: "key" }, element("b", { style: { background: hue(at) } }, String(at + 1)), settingName(row)),
-      row.needs == null ? "no device suffices" : needed(row.needs) + withLuck(row), valueOrDash(row.retries), valueOrDash(row.device_calls),
-      row.device_ms == null ? "-" : row.device_ms.toFixed(1), bytes(row.reserved_unlimited)],
+      row.needs_bytes == null ? "no device suffices" : needed(row.needs_bytes) + withLuck(row), valueOrDash(row.retries), valueOrDash(row.device_calls),
+      row.device_ms == null ? "-" : row.device_ms.toFixed(1), bytes(row.reserved_unlimited_bytes)],
   }));
   byId("needs-table").replaceChildren(table([["configuration", true], ["needs", false], ["retries", false], ["device calls", false],
     ["device ms", false], ["reserved without a limit", false]], cells));

@@ -90,7 +90,7 @@ function useFlames(recording) {
   const rows = () => byId("holders-table").querySelectorAll("tbody tr").length;
   find("");
   const everyRow = rows();
-  find(holdersNow(recording).by_stack ? callerOf(recording, holdersNow(recording).list[0][0]) : "stream");
+  find(holdersNow(recording).by_stack ? callerOf(recording, holdersNow(recording).list[0].stack) : "stream");
   const rowsFound = rows();
   find("no code has this name");
   const isEmpty = rows() === 0 && byId("holders-table").textContent.includes("No holder has this text.");

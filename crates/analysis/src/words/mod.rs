@@ -1,15 +1,26 @@
 //! The results of an analysis as sentences. Every number in them comes from a recording or a replay.
 
+mod answer;
+mod summary;
+mod verdict;
+
+pub use summary::Summary;
+pub(crate) use verdict::WORTH;
+
 use std::collections::HashMap;
 
-use super::advice::{Advice, Tried};
-use super::causes::{Causes, HeapCauses, Moment, Picture};
-use super::needs::Need;
-use super::paste::Paste;
-use super::recording::{Limit, LimitSource, Recording};
-use super::streams::Streams;
-use super::torch::ForTorch;
-use stratalloc::ids::{PoolId, StreamId};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::advice::{Advice, Tried};
+use crate::answer::HeapFigures;
+use crate::causes::{Causes, Moment, Picture};
+use crate::needs::Need;
+use crate::paste::Paste;
+use crate::recording::{Limit, LimitSource, Recording};
+use crate::streams::Streams;
+use crate::torch::ForTorch;
+use stratalloc::ids::StreamId;
 use stratalloc::size::MIB;
 use stratalloc_recording::HostMemory;
 
@@ -68,11 +79,15 @@ pub fn host_sentence(host: &HostMemory) -> String {
 impl Need {
     /// Formats the need in MiB. If the need with the luckiest order of addresses is known, adds that.
     pub fn in_mib(&self) -> String {
-        let needs = self.needs_bytes.map_or_else(|| "no device suffices".to_owned(), mib);
-        match self.with_luck_bytes {
-            Some(bytes) => format!("{needs} ({} with luck)", mib(bytes)),
-            None => needs,
-        }
+        need_in_mib(self.needs_bytes, self.with_luck_bytes)
+    }
+}
+
+fn need_in_mib(needs_bytes: Option<u64>, with_luck_bytes: Option<u64>) -> String {
+    let needs = needs_bytes.map_or_else(|| "no device suffices".to_owned(), mib);
+    match with_luck_bytes {
+        Some(bytes) => format!("{needs} ({} with luck)", mib(bytes)),
+        None => needs,
     }
 }
 
@@ -111,6 +126,7 @@ impl Picture {
             (Moment::FirstFailure, None) => "At the failed request".to_owned(),
             (Moment::PeakLive, _) => "At the peak of live bytes".to_owned(),
             (Moment::PeakReserved, _) => "At the peak of reserved bytes".to_owned(),
+            (Moment::End, _) => "At the end".to_owned(),
             (Moment::Dump, _) => "At the moment of the dump".to_owned(),
         };
         let live = near(self.causes.requested_bytes);
@@ -126,7 +142,7 @@ impl Picture {
         }
         text.push('.');
         // At the peak of live bytes, streams that become busy later have not reserved their memory yet.
-        if !matches!(self.moment, Moment::PeakLive | Moment::Dump)
+        if !matches!(self.moment, Moment::PeakLive | Moment::End | Moment::Dump)
             && let Some(more) = self.streams_apart(streams)
         {
             text.push(' ');
@@ -173,17 +189,21 @@ impl Moment {
             Self::FirstFailure => "first failure",
             Self::PeakLive => "peak of live bytes",
             Self::PeakReserved => "peak of reserved bytes",
+            Self::End => "end",
             Self::Dump => "moment of the dump",
         }
     }
 }
 
-/// Returns the name of a stream and its pool.
-pub fn heap_name(heap: &HeapCauses) -> String {
-    let stream = format!("stream {:#x}", heap.stream.0);
-    match heap.pool {
-        PoolId::DEFAULT => stream,
-        PoolId { capture, user } => format!("{stream} pool {capture}.{user}"),
+impl HeapFigures {
+    /// Returns the name of the stream and its pool.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let stream = format!("stream {:#x}", self.stream.0);
+        match self.pool {
+            [0, 0] => stream,
+            [capture, user] => format!("{stream} pool {capture}.{user}"),
+        }
     }
 }
 
@@ -241,7 +261,7 @@ impl Recording {
 }
 
 /// A setting to make, for one of the two allocators.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Choice {
     /// The name of the allocator.
     pub allocator: String,
@@ -257,21 +277,6 @@ impl Advice {
     pub fn choices(&self, recording: &Recording) -> Vec<Choice> {
         let both = [self.worth_in_pytorch(recording), self.worth_in_ours(recording)];
         both.into_iter().flatten().map(|tried| self.choice(tried)).collect()
-    }
-
-    /// Returns how many settings were searched and how many were dropped, as text.
-    pub fn searched(&self) -> String {
-        let searched = counted_as(self.tried.len() as u64, "setting", "settings");
-        let dropped = match self.passed_over {
-            0 => String::new(),
-            some => {
-                format!(
-                    "; {} dropped because three others were already better",
-                    grouped(some as u64)
-                )
-            }
-        };
-        format!("{searched} searched to the end{dropped}")
     }
 
     /// Returns the allocator, the environment variable and the need of a setting that was searched.
@@ -319,3 +324,47 @@ impl Advice {
 /// The memory that a device needs in addition to the recorded memory.
 pub const BESIDES: &str = "A device needs more than that: the CUDA context, loaded kernels, and what NCCL, \
     cuBLAS and other libraries allocate themselves are not in a recording, often several hundred MiB.";
+
+/// Returns remarks about a recording: entries that were left out, and a start after that of the program.
+#[must_use]
+pub fn remarks(recording: &Recording) -> Vec<String> {
+    let mut all = Vec::new();
+    if recording.lacks_collector_limit() {
+        all.push(
+            "garbage_collection_threshold acts near a limit that the recording does not show: \
+             --memory-fraction sets it"
+                .to_owned(),
+        );
+    }
+    if recording.requests_outside > 0 {
+        all.push(format!(
+            "entries of segments were left out (skip_actions): {} in no recorded segment, so the recorded \
+             reserved bytes are not known",
+            counted_as(recording.requests_outside, "request lies", "requests lie")
+        ));
+    }
+    let start = recording.start.as_ref().filter(|_| recording.no_history.is_none());
+    all.extend(start.map(|start| {
+        let from = match &recording.start_layout {
+            Some(_) if recording.layout_for_all => {
+                "replays start from that layout, the needs from the live blocks"
+            }
+            Some(_) => {
+                "replays of the recorded configuration start from that layout, others and the needs from the \
+                 live blocks"
+            }
+            None => "their addresses are unknown, so replays start from the live blocks alone",
+        };
+        let (begins, then) = match recording.layout_for_all {
+            true => ("at the event", ""),
+            false => ("it begins late:", " before its first event"),
+        };
+        format!(
+            "{begins} {} of {} MiB lived and {} MiB were reserved{then}; {from}",
+            counted_as(start.blocks.len() as u64, "block", "blocks"),
+            near(start.requested_bytes()),
+            near(start.reserved_bytes())
+        )
+    }));
+    all
+}

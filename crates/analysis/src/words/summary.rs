@@ -1,17 +1,16 @@
-//! The first sentences of a page: which code holds the most memory, and how much less memory the program
-//! would need without that code's blocks. The sentence about settings comes from `advise` and follows
-//! them.
+//! The sentences about the program's memory: which code holds the most, and how much less memory the program
+//! would need without that code's blocks.
 
-use serde::Serialize;
-
-use super::holders::{Holder, Holders};
-use stratalloc_analysis::lives::{Lives, NEVER};
-use stratalloc_analysis::{Callers, Category, counted_as, near};
-use stratalloc_recording::NoHistory;
+use super::{counted_as, near};
+use crate::callers::Callers;
+use crate::categories::Category;
+use crate::causes::{Moment, Picture};
+use crate::holders::{CodeHolder, Holders};
+use crate::lives::{Lives, NEVER};
 
 /// The sentences. A sentence is empty if the recording has no data for it.
-#[derive(Debug, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Headline {
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
     /// The moment, its live bytes, and the code that holds the most of them.
     pub memory: String,
     /// The part of the program's code that determines the peak, and by how many bytes the peak exceeds
@@ -19,55 +18,46 @@ pub(crate) struct Headline {
     pub code: String,
 }
 
-impl Headline {
-    /// Builds the sentences for a recording without history from the holders at its end.
-    pub(crate) fn of_dump(no_history: &NoHistory, holders: &Holders) -> Self {
-        let mut memory =
-            format!("{} {}", no_history.sentence(), live_at("At that moment", holders));
-        if let Some(largest) = holders.holders.first() {
-            memory += &format!(" {}", largest_size(largest, holders.requested_bytes));
-        }
+impl Summary {
+    /// Builds the sentences for a recording without history from the memory at its end.
+    pub(crate) fn of_dump(picture: &Picture) -> Self {
+        let holders = &picture.holders;
+        let memory = live_at("At the moment of the dump", holders) + &largest_size(holders);
         Self { memory, code: String::new() }
     }
 
-    /// Builds the sentences from the holders at a moment. `is_failure` is true if a request fails at
-    /// that moment.
-    pub(crate) fn of(
-        lives: &Lives,
-        callers: &Callers<'_>,
-        holders: &Holders,
-        is_failure: bool,
-    ) -> Self {
-        let Some(largest) = holders.holders.first() else {
-            return Self::default();
+    /// Builds the sentences from the most important moment.
+    pub(crate) fn of(lives: &Lives, callers: &Callers<'_>, main: &Picture) -> Self {
+        let holders = &main.holders;
+        let moment = match main.moment {
+            Moment::FirstFailure => "At the first failed request",
+            _ => "At the peak of live bytes",
         };
+        let begin = live_at(moment, holders);
+        if holders.blocks == 0 {
+            return Self::default();
+        }
         let all_bytes = holders.requested_bytes;
         let share = |bytes| format!("{} MiB ({} %)", near(bytes), percent(bytes, all_bytes));
-        let moment =
-            if is_failure { "At the first failed request" } else { "At the peak of live bytes" };
-        let begin = live_at(moment, holders);
-        let held = format!(
-            "{} in {}",
-            share(largest.requested_bytes),
-            counted_as(largest.blocks, "block", "blocks")
-        );
-        let Some(stack) = largest.stack else {
+        let rows = holders.by_code(callers, usize::MAX);
+        let Some((largest, caller)) = rows.first().and_then(|row| Some((row, row.caller?))) else {
             let memory = format!(
-                "{begin} {}{} The events have no stacks: torch.cuda.memory._record_memory_history() records \
+                "{begin}{}{} The events have no stacks: torch.cuda.memory._record_memory_history() records \
                  the code that requests memory.",
-                largest_size(largest, all_bytes),
+                largest_size(holders),
                 cached(lives)
             );
             return Self { memory, code: String::new() };
         };
-        let caller = callers.of_stack(stack);
         let label = callers.labels(&[caller]).concat().replacen(" < ", ", called by ", 1);
-        let before = holders.without_stack.iter().find(|holder| holder.lived_before);
-        let before_bytes = before.map_or(0, |before| before.requested_bytes);
-        let of_code = match before_bytes > largest.requested_bytes {
+        let before_bytes = rows.iter().find(|row| row.holder.lived_before);
+        let before_bytes = before_bytes.map_or(0, |row| row.holder.requested_bytes);
+        let (held_bytes, blocks) = (largest.holder.requested_bytes, largest.holder.blocks);
+        let of_code = match before_bytes > held_bytes {
             true => "Of the recorded code, ",
             false => "",
         };
+        let held = format!("{} in {}", share(held_bytes), counted_as(blocks, "block", "blocks"));
         let mut memory = format!("{begin} {of_code}{label} holds most: {held}.");
         if before_bytes > 0 {
             let bytes = share(before_bytes);
@@ -76,11 +66,11 @@ impl Headline {
             );
         }
         memory += &cached(lives);
-        let is_small = largest.requested_bytes < all_bytes / 20;
+        let is_small = held_bytes < all_bytes / 20;
         let code = match is_small && before_bytes > all_bytes / 2 {
             true => "Start the recording before the model is built: then the code that holds the rest is recorded too."
                 .to_owned(),
-            false => code(lives, callers, holders, largest, caller),
+            false => code(lives, callers, &rows, holders.requested_bytes),
         };
         Self { memory, code }
     }
@@ -93,12 +83,13 @@ fn live_at(moment: &str, holders: &Holders) -> String {
 }
 
 /// Returns a sentence about the size that holds the most bytes.
-fn largest_size(largest: &Holder, all_bytes: u64) -> String {
+fn largest_size(holders: &Holders) -> String {
+    let Some(largest) = holders.by_size.first() else { return String::new() };
     format!(
-        "Of all sizes, blocks of {} MiB hold most: {} MiB ({} %) in {}.",
+        " Of all sizes, blocks of {} MiB hold most: {} MiB ({} %) in {}.",
         near(largest.each_bytes),
         near(largest.requested_bytes),
-        percent(largest.requested_bytes, all_bytes),
+        percent(largest.requested_bytes, holders.requested_bytes),
         counted_as(largest.blocks, "block", "blocks")
     )
 }
@@ -115,17 +106,14 @@ fn cached(lives: &Lives) -> String {
     }
 }
 
-/// Returns the sentences about the program's code.
-fn code(
-    lives: &Lives,
-    callers: &Callers<'_>,
-    holders: &Holders,
-    largest: &Holder,
-    caller: u32,
-) -> String {
+/// Returns the sentences about the program's code. The first row is the code that holds the most.
+fn code(lives: &Lives, callers: &Callers<'_>, rows: &[CodeHolder], all_bytes: u64) -> String {
+    let Some((largest, caller)) = rows.first().and_then(|row| Some((row, row.caller?))) else {
+        return String::new();
+    };
     let peak = lives.peak_live.bytes;
     let rest = peak_without(lives, callers, caller);
-    let blocks = match largest.blocks {
+    let blocks = match largest.holder.blocks {
         1 => "this block".to_owned(),
         some => format!("these {}", counted_as(some, "block", "blocks")),
     };
@@ -136,29 +124,23 @@ fn code(
         near(peak)
     );
     let category = callers.category(caller);
-    let is_of_category = |holder: &Holder| {
-        holder.stack.is_some_and(|stack| callers.category(callers.of_stack(stack)) == category)
-    };
-    let together = bytes_of(holders, &is_of_category);
+    let together = bytes_of(rows, &|caller| callers.category(caller) == category);
     let attention = callers.function_with(caller, "attention");
     if let (Some(_), Some(attention)) = (callers.function_with(caller, "softmax"), attention) {
-        let is_in_it = |holder: &Holder| {
-            let caller = holder.stack.map(|stack| callers.of_stack(stack));
-            caller.is_some_and(|caller| callers.function_with(caller, attention) == Some(attention))
-        };
-        let in_it = bytes_of(holders, &is_in_it);
+        let is_in_it = |caller| callers.function_with(caller, attention) == Some(attention);
+        let in_it = bytes_of(rows, &is_in_it);
         text += &format!(
             " These are attention weights: torch.nn.functional.scaled_dot_product_attention computes attention without storing \
              them. In all, the program's function {attention} holds {} MiB ({} %).",
             near(in_it),
-            percent(in_it, holders.requested_bytes)
+            percent(in_it, all_bytes)
         );
     }
     let all = format!(
         "{} together hold {} MiB ({} %)",
         category.name(),
         near(together),
-        percent(together, holders.requested_bytes)
+        percent(together, all_bytes)
     );
     let hint = match category {
         Category::Activations if callers.has_backward_pass() => {
@@ -178,10 +160,10 @@ fn code(
     format!("{text} All {all}: {hint}.")
 }
 
-/// Returns the requested bytes of the holders for which `is_one` returns true.
-fn bytes_of(holders: &Holders, is_one: &dyn Fn(&Holder) -> bool) -> u64 {
-    let some = holders.holders.iter().filter(|holder| is_one(holder));
-    some.fold(0, |sum, holder| holder.requested_bytes.saturating_add(sum))
+/// Returns the requested bytes of the callers for which `is_one` returns true.
+fn bytes_of(rows: &[CodeHolder], is_one: &dyn Fn(u32) -> bool) -> u64 {
+    let some = rows.iter().filter(|row| row.caller.is_some_and(is_one));
+    some.fold(0, |sum, row| row.holder.requested_bytes.saturating_add(sum))
 }
 
 /// Returns the peak that the live bytes would have without a caller's blocks. This is the largest sum

@@ -1,0 +1,286 @@
+//! Makes the answer.
+
+use super::{
+    Answer, CodeFigures, FrameFigures, HeapFigures, HolderList, LimitFigures, MainCauses,
+    MomentCauses, MomentFigures, Question, Recorded, Setting, VERSION,
+};
+use crate::advice::{Advice, Tried};
+use crate::callers::{Callers, Compared};
+use crate::causes::Picture;
+use crate::dump::Dump;
+use crate::holders::Holders;
+use crate::lives::Lives;
+use crate::moments::{Moments, Timeline};
+use crate::needs::{Need, SearchOptions};
+use crate::recording::Recording;
+use crate::streams::Streams;
+use crate::torch::ForTorch;
+use crate::trial::failed_requests;
+use crate::verdict::Verdict;
+use crate::words::{Summary, remarks};
+use stratalloc::config::Config;
+use stratalloc_recording::{Frame, FrameKind, ReplayError, StackId};
+
+/// Answers a question about a recording. Replays it many times if settings are searched. `name` is the name to
+/// show, `progress` is called with the number of settings done and the number known so far.
+///
+/// # Errors
+///
+/// [`ReplayError`] when a replay fails for a reason other than memory.
+pub fn answer(
+    name: &str,
+    recording: &Recording,
+    question: &Question,
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Answer, ReplayError> {
+    if recording.no_history.is_some() || !question.is_searched {
+        return described(name, recording, question);
+    }
+    let mut advice = Advice::search(recording, &question.advice, progress)?;
+    let within = question.within_bytes.iter();
+    let within: Vec<Option<Tried>> =
+        within.map(|bytes| advice.cheapest_within(recording, *bytes)).collect::<Result<_, _>>()?;
+    let asked = asked(recording, question, &advice)?;
+    let timeline = Timeline::recorded(recording)?;
+    let moments = Moments::of(recording, &timeline)?;
+    let mut all = facts(name, recording, question, &timeline.lives, &moments)?;
+    all.verdict = advice.verdict(recording, moments.main());
+    (all.headline, all.sentence) = (all.verdict.name(), all.verdict.sentence());
+    let setting = |tried: &Tried| Setting::new(tried, advice.paste(tried));
+    all.choice = advice.worth_it(recording).map(setting);
+    all.torch = match advice.torch {
+        ForTorch::Unknown => None,
+        ForTorch::Set(version) | ForTorch::Shown(version) => Some(version.to_string()),
+    };
+    all.choices = advice.choices(recording);
+    all.set = all.choices.iter().map(|choice| choice.set.clone()).collect();
+    all.not_shown = advice.unknown(recording);
+    let need = &advice.recorded.need;
+    all.recorded.needs_bytes = need.needs_bytes;
+    all.recorded.needs_with_luck_bytes = need.with_luck_bytes;
+    all.recorded.replayed = Some(setting(&advice.recorded));
+    all.best = advice.best().map(setting);
+    all.least_need_bytes = advice.best().and_then(|tried| tried.need.needs_bytes);
+    let modelled = advice.modelled.iter();
+    let modelled = modelled.map(|tried| Setting { is_model: true, ..setting(tried) });
+    all.tried = advice.tried.iter().map(setting).chain(modelled).collect();
+    all.asked = asked.iter().map(setting).collect();
+    all.within = within.iter().map(|tried| tried.as_ref().map(setting)).collect();
+    (all.passed_over, all.is_cut_short) = (advice.passed_over, advice.is_cut_short);
+    Ok(all)
+}
+
+/// Searches the settings that the caller asked for and the search did not try.
+fn asked(
+    recording: &Recording,
+    question: &Question,
+    advice: &Advice,
+) -> Result<Vec<Tried>, ReplayError> {
+    let known: Vec<Config> =
+        advice.tried.iter().map(|one| advice.config_of(recording, one)).collect();
+    let is_known = |(_, config): &&(String, Config)| {
+        known.iter().any(|known| known.settings() == config.settings())
+    };
+    let search = |(conf, config): &(String, Config)| {
+        let mut need = Need::search(recording, config, &SearchOptions::QUICK)?;
+        need.try_other_addresses(recording, config, &SearchOptions::QUICK)?;
+        Ok(Tried::new(conf.clone(), need))
+    };
+    question.settings.iter().filter(|one| !is_known(one)).map(search).collect()
+}
+
+/// Answers what needs no search for settings: the facts of the recording, its limit and its moments.
+///
+/// # Errors
+///
+/// [`ReplayError`] when a replay fails for a reason other than memory.
+pub fn described(
+    name: &str,
+    recording: &Recording,
+    question: &Question,
+) -> Result<Answer, ReplayError> {
+    let timeline = Timeline::recorded(recording)?;
+    let moments = Moments::of(recording, &timeline)?;
+    facts(name, recording, question, &timeline.lives, &moments)
+}
+
+/// Returns an answer without a search. `lives` are those of the recorded events.
+fn facts(
+    name: &str,
+    recording: &Recording,
+    question: &Question,
+    lives: &Lives,
+    moments: &Moments,
+) -> Result<Answer, ReplayError> {
+    let callers = Callers::of(&recording.trace.stacks, question.compared);
+    let lists = Lists { recording, question, callers, is_replay: moments.is_replay };
+    let summary = summary(recording, lives, moments);
+    let verdict = match recording.no_history {
+        Some(no_history) => Verdict::NoHistory(no_history),
+        None => Verdict::NotSearched,
+    };
+    let has_history = recording.no_history.is_none();
+    let causes = |picture: &Picture| lists.causes(picture, &moments.streams);
+    let main = moments.main().map(causes);
+    let reserved = moments.reserved().map(causes).or_else(|| main.clone());
+    let figures = moments.pictures.iter().map(|picture| lists.moment(picture, &moments.streams));
+    let figures: Vec<MomentFigures> = figures.collect();
+    Ok(Answer {
+        version: VERSION,
+        trace: name.to_owned(),
+        device: recording.trace.device,
+        sentence: verdict.sentence(),
+        headline: verdict.name(),
+        verdict,
+        memory: summary.memory,
+        code: summary.code,
+        choice: None,
+        torch: None,
+        set: Vec::new(),
+        choices: Vec::new(),
+        not_shown: Vec::new(),
+        remarks: remarks(recording),
+        no_history: recording.no_history,
+        limit: LimitFigures::of(recording),
+        unknown_entries: recording.trace.unknown.entries,
+        host: recording.trace.host,
+        recorded: Recorded {
+            conf: recording.trace.conf.clone(),
+            #[expect(clippy::cast_precision_loss, reason = "a displayed number")]
+            duration_ms: recording
+                .figures
+                .duration_us
+                .map(|us| us as f64 / 1e3)
+                .filter(|_| has_history),
+            is_default_instead: recording.config.is_none(),
+            ..Recorded::default()
+        },
+        best: None,
+        least_need_bytes: None,
+        live_peak_bytes: has_history.then_some(recording.live_peak_bytes),
+        failures: if has_history { Some(failed_requests(recording)?) } else { None },
+        tried: Vec::new(),
+        asked: Vec::new(),
+        passed_over: 0,
+        is_cut_short: false,
+        holders: figures.first().map(|moment| moment.holders.clone()),
+        causes: main.map(|main| MainCauses {
+            main,
+            peak_reserved: reserved,
+            live_peak_bytes: has_history.then_some(moments.streams.peak_live_bytes),
+            streams_busy_together: has_history.then_some(moments.streams.busy_together),
+            streams: moments.streams.streams.clone(),
+        }),
+        moments: figures,
+        free_ranges: match has_history {
+            true => Vec::new(),
+            false => Dump::of(&recording.trace).free,
+        },
+        within: Vec::new(),
+    })
+}
+
+fn summary(recording: &Recording, lives: &Lives, moments: &Moments) -> Summary {
+    let Some(main) = moments.main() else { return Summary::default() };
+    if recording.no_history.is_some() {
+        return Summary::of_dump(main);
+    }
+    Summary::of(lives, &Callers::of(&recording.trace.stacks, Compared::Code), main)
+}
+
+impl LimitFigures {
+    fn of(recording: &Recording) -> Self {
+        let limit = recording.limit;
+        Self {
+            limit_bytes: limit.map(|limit| limit.bytes),
+            limit_below_bytes: limit.and_then(|limit| limit.below_bytes),
+            limit_from: limit.map(|limit| limit.source.to_string()),
+            limit_inferred: recording.limit_is_inferred(),
+            limit_certainty: limit.map(|limit| limit.source.certainty()),
+            limit_sentence: recording.limit_sentence(),
+        }
+    }
+}
+
+/// Lists the holders of moments.
+struct Lists<'a> {
+    recording: &'a Recording,
+    question: &'a Question,
+    callers: Callers<'a>,
+    is_replay: bool,
+}
+
+impl Lists<'_> {
+    fn causes(&self, picture: &Picture, streams: &Streams) -> MomentCauses {
+        let failed = picture.failed;
+        MomentCauses {
+            reserved_bytes: picture.causes.total_bytes(),
+            causes: picture.causes,
+            moment: picture.moment.name(),
+            events: picture.at,
+            is_replay: self.is_replay,
+            operations: picture.operations,
+            failed_bytes: failed.map(|failed| failed.requested_bytes),
+            failed_by: self.callers.code_of(failed.and_then(|failed| failed.stack)),
+            why: picture.sentence(streams),
+            heaps: picture.heaps.iter().map(HeapFigures::of).collect(),
+        }
+    }
+
+    fn moment(&self, picture: &Picture, streams: &Streams) -> MomentFigures {
+        MomentFigures {
+            causes: self.causes(picture, streams),
+            holders: self.holders(&picture.holders),
+            categories: picture.holders.categories(&self.callers),
+        }
+    }
+
+    fn holders(&self, all: &Holders) -> HolderList {
+        let most = self.question.holders;
+        let (mut others_bytes, mut others_blocks) = (0_u64, 0);
+        let mut leave_out = |bytes: u64, blocks: u64| {
+            others_bytes = others_bytes.saturating_add(bytes);
+            others_blocks += blocks;
+        };
+        let mut by_stack = all.by_code(&self.callers, usize::MAX);
+        let with_code = by_stack.iter().filter(|row| row.caller.is_some()).count();
+        for row in by_stack.drain(most.min(with_code)..with_code) {
+            leave_out(row.holder.requested_bytes, row.holder.blocks);
+        }
+        let (by_size, rest) = all.by_size.split_at(most.min(all.by_size.len()));
+        if !all.has_stacks() {
+            rest.iter().for_each(|class| leave_out(class.requested_bytes, class.blocks));
+        }
+        let figures = by_stack.into_iter().map(|row| CodeFigures {
+            asked_for_by: row.asked_for_by,
+            category: row.caller.and_then(|caller| self.callers.category_name(caller)),
+            lived_before: row.holder.lived_before,
+            frames: row.holder.stack.map(|stack| self.frames(stack)),
+            holder: row.holder,
+        });
+        HolderList {
+            requested_bytes: all.requested_bytes,
+            blocks: all.blocks,
+            has_stacks: all.has_stacks(),
+            by_stack: figures.collect(),
+            by_size: by_size.to_vec(),
+            by_age: all.by_age.clone(),
+            others_bytes,
+            others_blocks,
+        }
+    }
+
+    fn frames(&self, stack: StackId) -> Vec<FrameFigures> {
+        let is_shown = |frame: &Frame<'_>| {
+            self.question.compared == Compared::AllFrames
+                || !matches!(frame.kind(), FrameKind::Runtime(_))
+        };
+        let frames = self.recording.trace.stacks.frames(stack).filter(is_shown);
+        let figures = |Frame { file, line, function }: Frame<'_>| FrameFigures {
+            filename: file.to_owned(),
+            line,
+            name: function.to_owned(),
+        };
+        frames.map(figures).collect()
+    }
+}

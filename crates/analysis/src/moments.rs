@@ -1,0 +1,136 @@
+//! The important moments of a recording: the first failure, the peaks, and the end.
+
+use std::borrow::Cow;
+
+use super::causes::{Moment, Picture};
+use super::dump::Dump;
+use super::lives::{COLUMNS, Lives};
+use super::recording::{Memory, Recording};
+use super::repeated::repeated;
+use super::streams::Streams;
+use super::trial::Capacity;
+use stratalloc::config::{Compat, Config};
+use stratalloc_recording::{ReplayError, Trace};
+
+/// The important moments of a recording, all computed from the same lifetimes.
+#[derive(Clone, Debug, Default)]
+pub struct Moments {
+    /// The use of each stream.
+    pub streams: Streams,
+    /// The moments. The most important one is first: the first failure; without one, the peak of live bytes;
+    /// without a history, the moment of the dump.
+    pub pictures: Vec<Picture>,
+    /// Whether they are those of a replay with the memory that the caller set.
+    pub is_replay: bool,
+}
+
+/// Returns the capacity of replays that show the recorded program's memory.
+pub(super) fn room_of(recording: &Recording, config: &Config) -> Capacity {
+    // The layout before the first event is used only with `Limited`. It needs room for the recorded peak.
+    let starts = recording.layout_for(config).is_some()
+        && recording.figures.peak_reserved_bytes <= recording.total_bytes();
+    let limited = recording.limit.is_some() || starts;
+    if limited { Capacity::Limited } else { Capacity::Endless }
+}
+
+/// Returns the lifetimes of the recorded events. `config` is the recorded configuration, if it is known.
+#[must_use]
+pub fn lives_of(trace: &Trace, config: Option<&Config>, memory: &Memory) -> Lives {
+    let config = config.cloned().unwrap_or_default().with_compat(Compat::PyTorch);
+    let default = stratalloc_sim::SimOptions::default().total_bytes;
+    let total_bytes = memory.total_bytes.unwrap_or(0).max(default);
+    Lives::of(trace, config.settings(), total_bytes, COLUMNS)
+}
+
+/// The events that a picture of a recording shows, and the lifetimes in them.
+#[derive(Clone, Debug)]
+pub struct Timeline<'a> {
+    /// The recording, or a replay of a log of requests: such a log has no decisions of an allocator.
+    pub trace: Cow<'a, Trace>,
+    /// The lifetimes of its blocks and segments.
+    pub lives: Lives,
+    /// Whether the events are those of a replay.
+    pub is_replay: bool,
+}
+
+impl<'a> Timeline<'a> {
+    /// Returns the recorded events; for a log of requests, those of a replay.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError`] when the replay fails for a reason other than memory.
+    pub fn recorded(recording: &'a Recording) -> Result<Self, ReplayError> {
+        let trace = &recording.trace;
+        if recording.no_history.is_some() {
+            // Only the layout at the end is known.
+            let (events, annotations) = (Vec::new(), Vec::new());
+            let end = Trace { events, annotations, ..trace.clone() };
+            return Ok(Self::of(Cow::Owned(end), recording, false));
+        }
+        match trace.requests_only {
+            true => Self::replayed(recording),
+            false => Ok(Self::of(Cow::Borrowed(trace), recording, false)),
+        }
+    }
+
+    /// Returns the events that the program would have with the memory that the caller set; the recorded ones
+    /// if none was set.
+    fn judged(recording: &'a Recording) -> Result<Option<Self>, ReplayError> {
+        if !recording.is_memory_set || recording.trace.requests_only {
+            return Ok(None);
+        }
+        let replayed = Self::replayed(recording)?;
+        // A model of the driver's own pools has no events.
+        Ok(Some(replayed).filter(|timeline| timeline.lives.events > 0))
+    }
+
+    fn replayed(recording: &'a Recording) -> Result<Self, ReplayError> {
+        Ok(Self::of(Cow::Owned(repeated(recording)?), recording, true))
+    }
+
+    fn of(trace: Cow<'a, Trace>, recording: &Recording, is_replay: bool) -> Self {
+        let lives = lives_of(&trace, recording.config.as_ref(), &recording.memory);
+        Self { trace, lives, is_replay }
+    }
+}
+
+impl Moments {
+    /// Finds the moments of a recording. `timeline` has its recorded events. If the caller set the memory,
+    /// they are those of a replay with that memory.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError`] when the replay fails for a reason other than memory.
+    pub fn of(recording: &Recording, timeline: &Timeline<'_>) -> Result<Self, ReplayError> {
+        if recording.no_history.is_some() {
+            let pictures = vec![Dump::of(&recording.trace).picture];
+            return Ok(Self { pictures, ..Self::default() });
+        }
+        let judged = Timeline::judged(recording)?;
+        let lives = &judged.as_ref().unwrap_or(timeline).lives;
+        let failure = lives.failures.first().map(|one| (Moment::FirstFailure, one.moment));
+        let others = [
+            (Moment::PeakLive, lives.peak_live.moment),
+            (Moment::PeakReserved, lives.peak_reserved.moment),
+            (Moment::End, lives.events),
+        ];
+        let all = failure.into_iter().chain(others);
+        let pictures = all.map(|(which, at)| Picture::at(recording, lives, which, at)).collect();
+        let streams = Streams::of(&recording.workload);
+        Ok(Self { streams, pictures, is_replay: judged.is_some() })
+    }
+
+    /// Returns the most important moment.
+    #[must_use]
+    pub fn main(&self) -> Option<&Picture> {
+        self.pictures.first()
+    }
+
+    /// Returns the peak of reserved bytes, if it is not at the most important moment.
+    #[must_use]
+    pub fn reserved(&self) -> Option<&Picture> {
+        let main_at = self.main()?.at;
+        let mut pictures = self.pictures.iter();
+        pictures.find(|one| one.moment == Moment::PeakReserved && one.at != main_at)
+    }
+}

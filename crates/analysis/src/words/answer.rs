@@ -1,0 +1,80 @@
+//! The sentences and texts about an [`Answer`].
+
+use super::{counted_as, grouped, near, need_in_mib};
+use crate::answer::{Answer, MainCauses, MomentCauses, Setting};
+use crate::verdict::LivePeak;
+
+impl Answer {
+    /// Returns the moments whose reserved bytes are explained, the most important one first.
+    pub fn explained(&self) -> impl Iterator<Item = &MomentCauses> {
+        let main = self.causes.iter().map(|causes| &causes.main);
+        let at = |causes: &MainCauses| causes.main.events;
+        let reserved = self.causes.iter().filter_map(move |causes| {
+            causes.peak_reserved.as_ref().filter(|reserved| reserved.events != at(causes))
+        });
+        main.chain(reserved)
+    }
+
+    /// Returns how many settings were searched to the end.
+    #[must_use]
+    pub fn searched_count(&self) -> usize {
+        self.tried.iter().filter(|setting| !setting.is_model).count()
+    }
+
+    /// Returns how many settings were searched and how many were dropped, as text.
+    #[must_use]
+    pub fn searched(&self) -> String {
+        let searched = counted_as(self.searched_count() as u64, "setting", "settings");
+        let dropped = match self.passed_over {
+            0 => String::new(),
+            some => format!(
+                "; {} dropped because three others were already better",
+                grouped(some as u64)
+            ),
+        };
+        format!("{searched} searched to the end{dropped}")
+    }
+
+    /// Returns the peak of live bytes, with a request that failed.
+    #[must_use]
+    pub fn live_peak(&self) -> LivePeak {
+        let served_bytes = self.causes.as_ref().and_then(|causes| causes.live_peak_bytes);
+        let (bytes, served_bytes) = (self.live_peak_bytes.unwrap_or(0), served_bytes.unwrap_or(0));
+        LivePeak { bytes, with_failed: bytes > served_bytes }
+    }
+
+    /// Without a history, returns a sentence about the request that failed, if one was recorded.
+    #[must_use]
+    pub fn failed_before_dump(&self) -> Option<String> {
+        let bytes = self.causes.as_ref().filter(|_| self.no_history.is_some())?.main.failed_bytes?;
+        Some(format!("A request of {} MiB failed before the dump.", near(bytes)))
+    }
+
+    /// Without a history, returns a sentence about all free ranges.
+    #[must_use]
+    pub fn free_sentence(&self) -> String {
+        let heaps = self.causes.iter().flat_map(|causes| &causes.main.heaps);
+        let largest = heaps.map(|heap| heap.largest_free_bytes).max().unwrap_or(0);
+        match self.free_ranges.is_empty() {
+            true => "No range is free then.".to_owned(),
+            false => format!("The largest free range then has {} MiB:", near(largest)),
+        }
+    }
+}
+
+impl Setting {
+    /// Formats the need in MiB. If the need with the luckiest order of addresses is known, adds that.
+    #[must_use]
+    pub fn needs_in_mib(&self) -> String {
+        need_in_mib(self.needs_bytes, self.needs_with_luck_bytes)
+    }
+
+    /// Formats the line to paste for a sentence: `` `ALLOC_CONF=...` (stratalloc) ``.
+    #[must_use]
+    pub fn paste_text(&self) -> String {
+        match self.paste.is_empty() {
+            true => format!("the default settings of {}", self.paste_for),
+            false => format!("`{}` ({})", self.paste, self.paste_for),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The sentences about the result of a search for settings.
+
+use super::{counted_as, grouped, mib, near, part, whole_or_near};
+use crate::needs::Cost;
+use crate::recording::{EITHER, LimitSource};
+use crate::verdict::{CodeBytes, Hindrance, LargestHolder, LivePeak, UnderLimit, Verdict};
+use stratalloc::size::MIB;
+
+/// Settings that save less than this share of the need are not worth their cost.
+pub(crate) const WORTH: f64 = 0.02;
+
+impl Verdict {
+    /// Returns the result as a sentence: the setting, how much memory it saves and its cost; or why no
+    /// setting is worth its cost or can help. If none can help, also names the code that holds the most
+    /// memory, and before it the failed request, if that is larger.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        match self {
+            Self::CannotHelp { why, failed_request, largest_holder } => {
+                let request = failed_request.as_ref().map(|CodeBytes { bytes, code }| {
+                    let (bytes, code) = (whole_or_near(*bytes), in_code(code.as_deref()));
+                    format!(" The failed request takes the most: {bytes} MiB{code}.")
+                });
+                let holder = largest_holder.as_ref().map(LargestHolder::sentence);
+                why.sentence() + &request.unwrap_or_default() + &holder.unwrap_or_default()
+            }
+            _ => self.setting_sentence(),
+        }
+    }
+
+    /// Returns the sentence about settings alone.
+    #[must_use]
+    pub fn setting_sentence(&self) -> String {
+        match self {
+            Self::WorthIt { needs_bytes, before_bytes: None, under_limit, .. } => format!(
+                "{}: the recording then runs on {} MiB, and on no device as it is{}.",
+                self.to_set(),
+                mib(*needs_bytes),
+                text_of(*under_limit)
+            ),
+            Self::WorthIt {
+                needs_bytes,
+                before_bytes: Some(before),
+                cost,
+                cost_before,
+                under_limit,
+                ..
+            } => {
+                let saved = before.saturating_sub(*needs_bytes);
+                let instead = match saved {
+                    0 => String::new(),
+                    _ => {
+                        let percent = part(saved, *before) * 100.0;
+                        format!(" instead of {} MiB ({percent:.0} % less)", mib(*before))
+                    }
+                };
+                format!(
+                    "{}: the recording then needs {} MiB{instead}{}{}.",
+                    self.to_set(),
+                    mib(*needs_bytes),
+                    costs(*cost, *cost_before),
+                    text_of(*under_limit)
+                )
+            }
+            Self::NotWorthIt { needs_bytes, least_bytes, more_time, live, under_limit } => format!(
+                "No setting is worth its cost: the recording needs {} MiB as it is{}. The live bytes alone take \
+                 {}{}.",
+                mib(*needs_bytes),
+                why_not(*needs_bytes, *least_bytes, *more_time),
+                live.in_mib(),
+                text_of(*under_limit)
+            ),
+            Self::CannotHelp { why, .. } => why.sentence(),
+            Self::NoHistory(no_history) => {
+                format!("{} {}", no_history.sentence(), no_history.remedy())
+            }
+            Self::NotSearched => UNSEARCHED.to_owned(),
+        }
+    }
+
+    fn to_set(&self) -> String {
+        let Self::WorthIt { conf, is_for_pytorch, .. } = self else { return String::new() };
+        let allocator = if *is_for_pytorch { "PyTorch's own allocator" } else { "stratalloc" };
+        match conf.is_empty() {
+            true => format!("Use {allocator} with its default settings"),
+            false => format!("Set {conf} in {allocator}"),
+        }
+    }
+}
+
+/// The result for a recording whose settings were not searched.
+const UNSEARCHED: &str = "Settings were not searched, because the recording has more than a million operations: run the command again \
+     with --needs, which takes minutes.";
+
+fn why_not(needs_bytes: u64, least_bytes: u64, more_time: Option<f64>) -> String {
+    let saved = needs_bytes.saturating_sub(least_bytes);
+    match part(saved, needs_bytes) {
+        _ if saved == 0 => ", and no setting that was tried needs less".to_owned(),
+        share if share < WORTH => {
+            format!(", and the best setting saves {} MiB ({:.1} %)", near(saved), share * 100.0)
+        }
+        share => format!(
+            ". The setting that needs least saves {} MiB ({:.0} %), but its device calls take {:.0} % \
+             of the recorded time more",
+            near(saved),
+            share * 100.0,
+            more_time.unwrap_or(0.0) * 100.0
+        ),
+    }
+}
+
+/// Returns what a setting gives under the limit, as the end of a sentence.
+fn text_of(under_limit: Option<UnderLimit>) -> String {
+    let Some(UnderLimit { limit, failures, is_rescue, is_tight }) = under_limit else {
+        return String::new();
+    };
+    let failed = counted_as(failures, "request failed", "requests failed");
+    let spare = if is_tight { ", with nothing to spare" } else { "" };
+    let bounds = limit.in_mib();
+    match limit.source {
+        LimitSource::Possible(_) => format!(
+            ". If a memory fraction is set ({bounds}), it runs without a failure{spare}; if the driver refused \
+             for another reason, no allocator setting helps"
+        ),
+        _ if is_rescue => format!(
+            ". Under the limit of {bounds}, where {failed} when it was recorded, it runs without a \
+             failure{spare}"
+        ),
+        _ => format!(". It runs under the limit of {bounds}"),
+    }
+}
+
+impl Hindrance {
+    fn sentence(&self) -> String {
+        match self {
+            Self::NoDevice { live } => format!(
+                "No setting that was tried runs this recording on any device: {} MiB are live at once{}.",
+                near(live.bytes),
+                live.remark()
+            ),
+            Self::Undecided { refused } => format!("No setting can help: {refused}; {EITHER}."),
+            Self::LargeRequest { request: CodeBytes { bytes, code }, has_failed, limit } => {
+                format!(
+                    "No setting can help: {} alone ({} MiB{}) is larger than the limit ({}).",
+                    if *has_failed { "the failed request" } else { "one request" },
+                    mib(*bytes),
+                    in_code(code.as_deref()),
+                    limit.in_mib()
+                )
+            }
+            Self::LiveBytes { live, limit } => {
+                let by = match mib_over(live.bytes, limit.highest_bytes()) {
+                    0 => String::new(),
+                    over => format!(" by {} MiB", grouped(over)),
+                };
+                format!(
+                    "No setting can help: the live bytes alone ({} MiB{}) exceed the limit ({}){by}.",
+                    mib(live.bytes),
+                    live.remark(),
+                    limit.in_mib()
+                )
+            }
+            Self::Needs { least_bytes, limit } => {
+                let over = |least: u64| mib_over(least, limit.highest_bytes());
+                let why = match least_bytes.map(|least| (mib(least), over(least))) {
+                    None => "no device suffices for any of them".to_owned(),
+                    Some((least, 0)) => format!("the one that needs least needs {least} MiB"),
+                    Some((least, over)) => format!(
+                        "the one that needs least needs {least} MiB, {} MiB too much",
+                        grouped(over)
+                    ),
+                };
+                let limit = limit.in_mib();
+                format!("No setting that was tried runs under the limit of {limit}: {why}.")
+            }
+        }
+    }
+}
+
+/// Returns by how many MiB the bytes exceed a limit, both rounded up.
+fn mib_over(bytes: u64, limit_bytes: u64) -> u64 {
+    bytes.div_ceil(MIB).saturating_sub(limit_bytes.div_ceil(MIB))
+}
+
+impl LivePeak {
+    fn in_mib(&self) -> String {
+        format!("{} MiB{}", near(self.bytes), self.remark())
+    }
+
+    /// Returns what to add to the figure if it includes a request that failed.
+    #[must_use]
+    pub fn remark(&self) -> &'static str {
+        if self.with_failed { ", with the request that failed" } else { "" }
+    }
+}
+
+impl LargestHolder {
+    fn sentence(&self) -> String {
+        let Self { bytes, blocks, code, each_bytes } = self;
+        let (held, blocks) = (near(*bytes), counted_as(*blocks, "block", "blocks"));
+        match code {
+            Some(code) => format!(" Largest holder: {code}, {held} MiB in {blocks}."),
+            None => {
+                let each = grouped(each_bytes.unwrap_or(0));
+                format!(" Largest holder: {held} MiB in {blocks} of {each} bytes.")
+            }
+        }
+    }
+}
+
+/// Returns the code of a request, with a comma before it; empty if its stack was not recorded.
+fn in_code(code: Option<&str>) -> String {
+    code.map_or_else(String::new, |code| format!(", {code}"))
+}
+
+fn costs(cost: Option<Cost>, before: Option<Cost>) -> String {
+    let (Some(cost), Some(before)) = (cost, before) else { return String::new() };
+    let retries = match cost.retries == before.retries {
+        true => format!("Retries: {}, as before", grouped(cost.retries)),
+        false => format!("Retries: {}, before {}", grouped(cost.retries), grouped(before.retries)),
+    };
+    // In tenths of a millisecond, the precision that is shown.
+    let tenths = |ns: u64| ns.saturating_add(50_000) / 100_000;
+    let ms = |tenths: u64| format!("{}.{} ms", grouped(tenths / 10), tenths % 10);
+    let (more, less) = (
+        tenths(cost.device_ns.saturating_sub(before.device_ns)),
+        tenths(before.device_ns.saturating_sub(cost.device_ns)),
+    );
+    let calls = match (more, less) {
+        (0, 0) => String::new(),
+        (more, 0) => format!("; device calls take {} more", ms(more)),
+        (_, less) => format!("; device calls take {} less", ms(less)),
+    };
+    format!(". {retries}{calls}")
+}

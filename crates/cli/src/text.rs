@@ -1,0 +1,239 @@
+//! An answer as text for a terminal.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use stratalloc::config::shown;
+use stratalloc_analysis::{
+    Answer, BESIDES, Causes, Choice, CodeFigures, Compared, FrameFigures, FreeClass, HeapFigures,
+    HolderList, MomentCauses, Question, Setting, counted_as, grouped, host_sentence,
+};
+
+use super::outcome::out;
+use super::show::Side::{Left, Right};
+use super::show::{
+    LUCK, NEED_HEADING, PYTORCHS, UNKNOWN, emphasised, mib, need_cells, shown_conf, table,
+};
+
+/// The number of settings in the table.
+const SHOWN: usize = 3;
+/// The maximum number of rows for streams and pools in the table.
+const HEAPS_SHOWN: usize = 8;
+
+/// Prints an answer.
+pub(crate) fn write(answer: &Answer, question: &Question) -> io::Result<()> {
+    if answer.no_history.is_some() {
+        return write_dump(answer);
+    }
+    write_sentences(answer)?;
+    write_tried(answer, question)?;
+    let mut out = out();
+    if let Some((causes, holders)) = answer.causes.as_ref().zip(answer.holders.as_ref()) {
+        write_causes(&causes.main)?;
+        if let Some(label) = &causes.main.failed_by {
+            writeln!(out, "The failed request came from {}.\n", shown(label))?;
+        }
+        write_holders(holders, question.compared)?;
+        writeln!(out)?;
+        let reserved = causes.peak_reserved.as_ref();
+        if let Some(reserved) = reserved.filter(|one| one.events != causes.main.events) {
+            write_causes(reserved)?;
+        }
+    }
+    if !answer.not_shown.is_empty() {
+        writeln!(out, "The recording does not show:")?;
+    }
+    for what in &answer.not_shown {
+        writeln!(out, "  - {what}")?;
+    }
+    writeln!(out)
+}
+
+/// Prints that a recording has no history, and how to make a better one.
+pub(crate) fn write_no_history(answer: &Answer) -> io::Result<()> {
+    let mut out = out();
+    writeln!(out, "{}", shown(&answer.trace))?;
+    let Some(no_history) = answer.no_history else { return Ok(()) };
+    writeln!(out, "{}", emphasised(&no_history.sentence()))?;
+    writeln!(out, "{}", no_history.remedy())
+}
+
+/// Prints the memory at the moment of the dump.
+fn write_dump(answer: &Answer) -> io::Result<()> {
+    write_no_history(answer)?;
+    let mut out = out();
+    let host = answer.host.as_ref().map(host_sentence);
+    for line in [host, answer.failed_before_dump()].into_iter().flatten() {
+        writeln!(out, "{line}")?;
+    }
+    writeln!(out)?;
+    let Some((causes, holders)) = answer.causes.as_ref().zip(answer.holders.as_ref()) else {
+        return Ok(());
+    };
+    write_causes(&causes.main)?;
+    write_sum(holders)?;
+    write_sizes(holders, usize::MAX)?;
+    writeln!(out, "\n{}", answer.free_sentence())?;
+    let Causes { split_rest_bytes, idle_segment_bytes, .. } = causes.main.causes;
+    let free_bytes = split_rest_bytes.saturating_add(idle_segment_bytes);
+    let row = |class: &FreeClass| {
+        let each = format!("{} bytes on stream {:#x}", grouped(class.each_bytes), class.stream.0);
+        share_cells(class.bytes, free_bytes, class.ranges, &[each])
+    };
+    let rows: Vec<_> = answer.free_ranges.iter().map(row).collect();
+    if !rows.is_empty() {
+        let heading = [("MiB", Right), ("", Right), ("ranges", Right), ("each", Left)];
+        table(&mut out, &heading, &rows)?;
+    }
+    writeln!(out)
+}
+
+fn write_sentences(answer: &Answer) -> io::Result<()> {
+    let mut out = out();
+    writeln!(out, "{}", shown(&answer.trace))?;
+    writeln!(out, "{}", emphasised(&answer.sentence))?;
+    let host = answer.host.as_ref().map(host_sentence);
+    for line in answer.limit.limit_sentence.iter().chain(&host) {
+        writeln!(out, "{line}")?;
+    }
+    for Choice { allocator, set, needs } in &answer.choices {
+        writeln!(out, "  {:<21} {set}  {needs}", format!("{allocator}:"))?;
+    }
+    writeln!(out)
+}
+
+fn write_tried(answer: &Answer, question: &Question) -> io::Result<()> {
+    let Some(recorded) = &answer.recorded.replayed else { return Ok(()) };
+    let recorded_ms = answer.recorded.duration_ms;
+    let row = |what: String, setting: &Setting| {
+        need_cells(what, setting.needs_in_mib(), setting, recorded_ms)
+    };
+    let (models, searched): (Vec<_>, Vec<_>) = answer.tried.iter().partition(|one| one.is_model);
+    let others = searched.iter().filter(|setting| setting.conf != recorded.conf);
+    let named = answer.choice.as_ref().map(|choice| &choice.conf);
+    let best = others.enumerate().filter(|(at, one)| *at < SHOWN || named == Some(&one.conf));
+    let best = best.map(|(_, setting)| *setting);
+    let listed = best.chain(&answer.asked).map(|setting| row(shown_conf(&setting.conf), setting));
+    let mut rows: Vec<_> = listed.collect();
+    rows.push(row(format!("as recorded: {}", shown_conf(&recorded.conf)), recorded));
+    rows.extend(models.into_iter().map(|model| row(format!("{} (a model)", model.conf), model)));
+    let mut out = out();
+    table(&mut out, &NEED_HEADING, &rows)?;
+    let (live, searched) = (answer.live_peak(), answer.searched());
+    writeln!(out, "{PYTORCHS}")?;
+    writeln!(out, "{searched}; live bytes alone: {} MiB{}", mib(live.bytes as f64), live.remark())?;
+    writeln!(out, "needs: the smallest device size from which on no request fails. {BESIDES}")?;
+    if recorded_ms.is_some() {
+        writeln!(out, "device ms: simulated; in brackets as a share of the recorded time")?;
+    }
+    let mut all = answer.tried.iter().chain([recorded]);
+    if all.any(|setting| setting.needs_with_luck_bytes.is_some()) {
+        writeln!(out, "{LUCK}")?;
+    }
+    if answer.is_cut_short {
+        let seconds = Duration::as_secs(&question.advice.time);
+        writeln!(out, "Not all settings were tried: {seconds} s had passed.")?;
+    }
+    writeln!(out)
+}
+
+/// Prints the reserved bytes at a moment by cause, for all streams and for each.
+fn write_causes(moment: &MomentCauses) -> io::Result<()> {
+    let mut out = out();
+    writeln!(out, "{}", moment.why)?;
+    let total = moment.reserved_bytes;
+    let mut heading = vec![("MiB reserved", Left), ("all", Right), ("", Right)];
+    let several = if moment.heaps.len() > 1 { HEAPS_SHOWN } else { 0 };
+    let heaps = || moment.heaps.iter().take(several);
+    let names: Vec<String> = heaps().map(HeapFigures::name).collect();
+    heading.extend(names.iter().map(|name| (name.as_str(), Right)));
+    let mut rows = Vec::new();
+    for (at, (name, bytes)) in moment.causes.rows().into_iter().enumerate() {
+        if bytes == 0 && name != "requested and live" {
+            continue;
+        }
+        let mut row = vec![name.to_owned(), mib(bytes as f64), percent(bytes, total)];
+        row.extend(heaps().map(|heap| mib(heap.causes.rows()[at].1 as f64)));
+        rows.push(row);
+    }
+    let mut sum = vec!["together".to_owned(), mib(total as f64), percent(total, total)];
+    sum.extend(heaps().map(|heap| mib(heap.reserved_bytes as f64)));
+    rows.push(sum);
+    table(&mut out, &heading, &rows)?;
+    writeln!(out)
+}
+
+fn write_sum(holders: &HolderList) -> io::Result<()> {
+    let blocks = counted_as(holders.blocks, "block", "blocks");
+    writeln!(out(), "Then {blocks} hold {} MiB:", mib(holders.requested_bytes as f64))
+}
+
+fn write_holders(holders: &HolderList, compared: Compared) -> io::Result<()> {
+    let mut out = out();
+    write_sum(holders)?;
+    let cells = |bytes: u64, blocks: u64, more: &[String]| {
+        share_cells(bytes, holders.requested_bytes, blocks, more)
+    };
+    let heading = |what| [("MiB", Right), ("", Right), ("blocks", Right), (what, Left)];
+    if holders.has_stacks {
+        let row = |CodeFigures { asked_for_by, holder, .. }: &CodeFigures| {
+            let ago = match holder.newest_requests.zip(holder.oldest_requests) {
+                None => UNKNOWN.to_owned(),
+                Some((newest, oldest)) if newest == oldest => grouped(oldest.into()),
+                Some((newest, oldest)) => {
+                    format!("{} to {}", grouped(newest.into()), grouped(oldest.into()))
+                }
+            };
+            cells(holder.requested_bytes, holder.blocks, &[ago, asked_for_by.clone()])
+        };
+        let [mib, share, blocks, by] = heading("requested by (called by)");
+        let heading = [mib, share, blocks, ("requests ago", Right), by];
+        table(&mut out, &heading, &holders.by_stack.iter().map(row).collect::<Vec<_>>())?;
+        if compared == Compared::AllFrames {
+            write_stacks(&holders.by_stack)?;
+        }
+    }
+    write_sizes(holders, if holders.has_stacks { SHOWN } else { usize::MAX })?;
+    let ages = holders.by_age.iter().map(|class| {
+        let age = match class.up_to_requests {
+            _ if class.lived_before => "before the recording began".to_owned(),
+            Some(end) => format!("at most {} requests ago", grouped(end.into())),
+            None => "longer ago".to_owned(),
+        };
+        cells(class.requested_bytes, class.blocks, &[age])
+    });
+    table(&mut out, &heading("requested"), &ages.collect::<Vec<_>>())
+}
+
+/// Prints all frames of each holder's stack, innermost first.
+fn write_stacks(rows: &[CodeFigures]) -> io::Result<()> {
+    let mut out = out();
+    for CodeFigures { asked_for_by, holder, frames, .. } in rows {
+        let Some(frames) = frames else { continue };
+        writeln!(out, "{} MiB, {}", mib(holder.requested_bytes as f64), shown(asked_for_by))?;
+        for FrameFigures { filename, line, name } in frames {
+            writeln!(out, "    {}", shown(&format!("{filename}:{line} {name}")))?;
+        }
+    }
+    Ok(())
+}
+
+/// Prints the first `most` sizes of live blocks.
+fn write_sizes(holders: &HolderList, most: usize) -> io::Result<()> {
+    let sizes = holders.by_size.iter().map(|class| {
+        let (each, stream) = (grouped(class.each_bytes), class.stream.0);
+        let each = format!("{each} bytes on stream {stream:#x}");
+        share_cells(class.requested_bytes, holders.requested_bytes, class.blocks, &[each])
+    });
+    let heading = [("MiB", Right), ("", Right), ("blocks", Right), ("each", Left)];
+    table(&mut out(), &heading, &sizes.take(most).collect::<Vec<_>>())
+}
+
+/// Returns the table cells for blocks or ranges: their bytes, the share of `of`, their number, and `more`.
+fn share_cells(bytes: u64, of: u64, count: u64, more: &[String]) -> Vec<String> {
+    [&[mib(bytes as f64), percent(bytes, of), grouped(count)], more].concat()
+}
+
+fn percent(bytes: u64, of: u64) -> String {
+    if of == 0 { UNKNOWN.to_owned() } else { format!("{:.1}%", bytes as f64 * 100.0 / of as f64) }
+}
