@@ -49,6 +49,7 @@ macro_rules! rules {
 
 rules! {
     files_use_only_what_stands_to_the_left_of_them: library, layers::imports;
+    files_of_the_c_library_use_only_earlier_ones: |path| path.starts_with("crates/ffi/src/"), layers::ffi_imports;
     heaps_know_no_driver_and_no_lock: |path| path.starts_with("src/heap/"), layers::heap_is_pure;
     no_strategy_uses_another: |path| path.starts_with("strategies/"), layers::strategies_apart;
     unsafe_lives_only_where_it_may: product, layers::unsafe_allowed_in;

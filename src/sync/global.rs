@@ -16,7 +16,7 @@ use super::barrier;
 /// them is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    TorchDevices,
+    Devices,
     Objects,
     Gates,
     Backends,
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn a_fork_takes_every_lock_that_was_used_by_rank() {
         static LATE: Global<u8> = Global::new(Rank::Warnings, 0);
-        static EARLY: Global<u8> = Global::new(Rank::TorchDevices, 0);
+        static EARLY: Global<u8> = Global::new(Rank::Devices, 0);
         drop(LATE.lock());
         drop(EARLY.read());
         let held = hold_all(None);
@@ -129,7 +129,7 @@ mod tests {
         assert!(is_taken(&LATE) && is_taken(&EARLY));
         drop(held);
         assert!(!is_taken(&LATE) && !is_taken(&EARLY));
-        let held = hold_all(Some(Rank::TorchDevices));
+        let held = hold_all(Some(Rank::Devices));
         assert!(is_taken(&LATE) && !is_taken(&EARLY));
         drop(held);
         assert!(listed().is_sorted_by_key(|(rank, _)| *rank));

@@ -74,13 +74,43 @@ fn layer_of(path: &str) -> Option<&str> {
     }
 }
 
-/// Returns the layers that a file uses as `crate::layer`, each with its line. Also finds those in a `use
-/// crate::{...}` over several lines.
-fn used(file: &Source) -> Vec<(usize, String)> {
+/// The files and folders of `crates/ffi/src` in the order of `ARCHITECTURE.md`: each uses only earlier ones.
+/// The functions for PyTorch are the last, so no other file uses them.
+const FFI: [&str; 25] = [
+    "gate",
+    "guard",
+    "pointers",
+    "user_data",
+    "messages",
+    "device",
+    "uncached",
+    "instance",
+    "table",
+    "fork",
+    "devices",
+    "calls",
+    "figures",
+    "host",
+    "text",
+    "pools",
+    "checkpoints",
+    "tags",
+    "sharing",
+    "dlpack",
+    "history",
+    "snapshots",
+    "hooks",
+    "libraries",
+    "torch",
+];
+
+/// Returns the layers that a file uses as `root::layer`, each with its line. Also finds those in a `use
+/// root::{...}` over several lines. A use of everything counts as the layer `*`.
+fn used(file: &Source, root: &str) -> Vec<(usize, String)> {
     let lines: Vec<_> = file.product_code().into_iter().map(|(_, code)| code).collect();
     let text = lines.join("\n");
     let mut found = Vec::new();
-    for (at, path) in text.match_indices("crate::") {
+    for (at, path) in text.match_indices(root) {
         let line = text[..at].matches('\n').count();
         let rest = &text[at + path.len()..];
         match rest.strip_prefix('{') {
@@ -94,7 +124,8 @@ fn used(file: &Source) -> Vec<(usize, String)> {
 /// Returns the first name of `path`, or `None` if it is a macro.
 fn first_name(path: &str) -> Option<String> {
     let path = path.trim_start();
-    let name: String = path.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+    let is_part = |c: &char| c.is_alphanumeric() || ['_', '*'].contains(c);
+    let name: String = path.chars().take_while(is_part).collect();
     (!name.is_empty() && !path[name.len()..].starts_with('!')).then_some(name)
 }
 
@@ -132,8 +163,28 @@ pub(crate) fn imports(file: &Source) -> Vec<String> {
             || layer.also.contains(&name)
             || place(name).is_some_and(|other| other < at && !layer.never.contains(&name))
     };
-    let used = used(file).into_iter().filter(|(_, name)| !legal(name));
+    let used = used(file, "crate::").into_iter().filter(|(_, name)| !legal(name));
     used.map(|(line, name)| file.at(line, &format!("{own} may not use {name}"))).collect()
+}
+
+/// Checks that a file of the C library uses only earlier ones, and none of their names through `lib.rs`.
+pub(crate) fn ffi_imports(file: &Source) -> Vec<String> {
+    let inside = file.path.strip_prefix("crates/ffi/src/").unwrap_or(&file.path);
+    let own = inside.split(['/', '.']).next().unwrap_or_default();
+    let place = |name: &str| FFI.iter().position(|other| *other == name);
+    let at = match place(own) {
+        // `super` is the folder itself in its files, and every other file is earlier.
+        Some(at) if at == FFI.len() - 1 => return Vec::new(),
+        Some(at) => at,
+        None if ["lib", "tests"].contains(&own) => return Vec::new(),
+        None => return vec![file.at(0, &format!("{own} has no place in the order of crates/ffi"))],
+    };
+    let roots = ["super::", "crate::"].into_iter();
+    roots
+        .flat_map(|root| used(file, root))
+        .filter(|(_, name)| place(name).is_none_or(|other| other >= at))
+        .map(|(line, name)| file.at(line, &format!("{own} may not use {name}")))
+        .collect()
 }
 
 /// Checks that `heap/` uses no driver, lock, atomic or `Arc`.
@@ -224,6 +275,24 @@ fn a_file_that_reaches_to_the_right_is_seen() {
     assert_eq!(sees("src/driver/mod.rs", "crate::driver::forward!(x);"), 0);
     assert_eq!(sees("src/novel/mod.rs", ""), 1);
     assert_eq!(sees("src/bin/stratalloc.rs", "use crate::output;"), 0);
+}
+
+#[test]
+fn a_file_of_the_c_library_that_uses_a_later_one_is_seen() {
+    let sees = |name: &str, text: &str| {
+        ffi_imports(&Source::new(&format!("crates/ffi/src/{name}"), text)).len()
+    };
+    assert_eq!(sees("table.rs", "use super::torch;"), 1);
+    assert_eq!(sees("table.rs", "use super::{guard, torch::find, user_data};"), 1);
+    assert_eq!(sees("libraries.rs", "let open = crate::torch::open_device(0);"), 1);
+    assert_eq!(sees("instance.rs", "super::fork::prepare_for();"), 1);
+    assert_eq!(sees("text.rs", "use super::stratalloc_torch_malloc;"), 1, "through lib.rs");
+    assert_eq!(sees("text.rs", "use super::*;"), 1, "through lib.rs");
+    assert_eq!(sees("novel.rs", ""), 1);
+    assert_eq!(sees("table.rs", "use super::{instance::Instance, user_data};\n// super::torch"), 0);
+    assert_eq!(sees("torch/class.rs", "use super::not_ours;\nuse crate::table;"), 0);
+    assert_eq!(sees("lib.rs", "mod torch;"), 0);
+    assert_eq!(sees("tests/alone.rs", "use super::create;"), 0);
 }
 
 #[test]

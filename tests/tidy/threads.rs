@@ -6,12 +6,13 @@
 use super::source::Source;
 
 /// Types that a `Cell` may contain because they need no drop.
-const PLAIN: [&str; 7] = [
+const PLAIN: [&str; 8] = [
     "bool",
     "u32",
     "u64",
     "usize",
     "Moment",
+    "Option<Rank>",
     "Option<&'static HazardSlot>",
     "Option<&static HazardSlot>",
 ];

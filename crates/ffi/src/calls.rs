@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_void};
 use super::guard::{self, Failure, Status, status};
 use super::instance::Instance;
 use super::pointers::{read, read_any, store, write_cut};
-use super::{table, user_data};
+use super::{fork, table, user_data};
 use stratalloc::ids::StreamId;
 
 /// Converts a stream from the caller's type: a `cudaStream_t`, or any number on `sim` and `host`.
@@ -61,6 +61,7 @@ pub unsafe extern "C" fn stratalloc_create(
         let device = unsafe { read(device, "device") }?;
         // SAFETY: required of the caller (`# Safety`).
         let conf = unsafe { read_any(conf, "conf") }?;
+        fork::prepare_for();
         Ok(user_data::add(Instance::open(conf, device)?))
     };
     // SAFETY: required of the caller (`# Safety`).

@@ -9,11 +9,13 @@
 #![expect(unsafe_code, reason = "handlers that the system calls when the process forks")]
 
 use std::any::Any;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{gate, torch, user_data};
+use super::table::PERMANENT;
+use super::{gate, user_data};
 use stratalloc::layers::front;
-use stratalloc::sync::{self, Rank};
+use stratalloc::sync::{self, Defer, Rank};
 use stratalloc::threads::Lasting;
 
 /// True in a forked child of a process that used the library.
@@ -24,6 +26,15 @@ type HeldLocks = Vec<Box<dyn Any>>;
 
 thread_local! {
     static HELD_LOCKS: Lasting<HeldLocks> = const { Lasting::new(Vec::new()) };
+    /// See [`while_holding`].
+    static OWN_LOCK: Cell<Option<Rank>> = const { Cell::new(None) };
+}
+
+/// Announces, until the result is dropped, that the calling thread holds the process-wide lock of `rank`.
+/// Needed where users' functions run under a lock, because they may fork. They must not use that lock.
+pub(super) fn while_holding(rank: Rank) -> Defer<impl FnMut()> {
+    OWN_LOCK.set(Some(rank));
+    Defer(|| OWN_LOCK.set(None))
 }
 
 /// Returns true in a forked child of a process that used the library. The child has abandoned the parent's
@@ -32,7 +43,7 @@ pub(super) fn is_child() -> bool {
     IS_CHILD.load(Ordering::Relaxed)
 }
 
-/// Registers the fork handlers, if that was not done yet.
+/// Registers the fork handlers, if that was not done yet. Called before each allocator is created.
 pub(super) fn prepare_for() {
     static IS_PREPARED: AtomicBool = AtomicBool::new(false);
     if !IS_PREPARED.swap(true, Ordering::Relaxed) {
@@ -44,8 +55,7 @@ pub(super) fn prepare_for() {
 }
 
 extern "C" fn before() {
-    let own = torch::is_opening().then_some(Rank::TorchDevices);
-    let mut held = sync::hold_all(own);
+    let mut held = sync::hold_all(OWN_LOCK.get());
     held.push(Box::new(std::io::stderr().lock()));
     drop(HELD_LOCKS.with(|cell| cell.replace(held)));
 }
@@ -57,7 +67,7 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     in_parent();
     IS_CHILD.store(true, Ordering::Relaxed);
-    torch::forget_all();
+    PERMANENT.forget_all();
     user_data::forget_all();
     front::forget_all();
     gate::forget_calls();

@@ -75,7 +75,7 @@ impl Instance {
     /// environment.
     pub(super) fn open(conf: Option<&str>, device: &str) -> Result<Self, Failure> {
         match conf {
-            Some(text) => Self::prepared(&parse(text).inspect(warn)?, device),
+            Some(text) => Self::on_device(&parse(text).inspect(warn)?, device),
             None => Self::open_over("", &environment_over("")?, device),
         }
     }
@@ -87,15 +87,14 @@ impl Instance {
         config: &Config,
         device: &str,
     ) -> Result<Self, Failure> {
-        let instance = Self { defaults, ..Self::prepared(config, device)? };
+        let instance = Self { defaults, ..Self::on_device(config, device)? };
         if uncached::is_set_in_environment() {
             instance.uncached.turn(true);
         }
         Ok(instance)
     }
 
-    fn prepared(config: &Config, device: &str) -> Result<Self, Failure> {
-        super::fork::prepare_for();
+    fn on_device(config: &Config, device: &str) -> Result<Self, Failure> {
         Self::build(config, open_device(device)?)
     }
 

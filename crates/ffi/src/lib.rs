@@ -12,14 +12,16 @@
 //! allocator stays alive while a call on it runs.
 //!
 //! `user_data` holds the `user` pointers of callers' functions, and `gate` counts the running calls of
-//! these functions. `uncached` serves requests while the cache is off. `device` opens devices by name,
-//! `messages` writes to the standard error stream, and `fork` keeps the library usable after a fork.
+//! these functions. `uncached` serves requests while the cache is off. `device` opens devices by name, and
+//! `devices` creates the process's allocator of each. `messages` writes to the standard error stream, and
+//! `fork` keeps the library usable after a fork. None of these files uses `torch`.
 //!
 //! `tests/header.rs` generates `include/stratalloc.h` from these files, with their doc comments.
 
 mod calls;
 mod checkpoints;
 mod device;
+mod devices;
 mod dlpack;
 mod figures;
 mod fork;
@@ -56,7 +58,7 @@ pub use libraries::*;
 pub use pools::*;
 pub use sharing::*;
 pub use snapshots::*;
-pub use table::TORCH_HANDLE;
+pub use table::DEVICE_HANDLE;
 pub use tags::*;
 pub use text::*;
 pub use torch::*;

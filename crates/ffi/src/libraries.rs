@@ -19,11 +19,11 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 use super::calls::{block, stream_of};
+use super::devices::{open_device, opened};
 use super::fork::is_child;
 use super::guard::{Failure, Status, guard, last_error, status};
 use super::instance::Instance;
 use super::pointers::read;
-use super::torch::{open_device, opened};
 use stratalloc::history::Context;
 
 /// Allocates a block on `stream` for a library. Adds its name to the stack if recording is on.

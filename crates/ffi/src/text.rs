@@ -4,10 +4,10 @@
 
 use std::ffi::{c_char, c_int};
 
+use super::devices;
 use super::guard::{Failure, Status};
 use super::pointers::write;
 use super::table::{self, Named};
-use super::torch;
 use stratalloc::allocator::{Counters, DeviceAllocator};
 use stratalloc::history::SegmentLayout;
 use stratalloc::registry::key_table;
@@ -92,13 +92,13 @@ const MAKERS: [(Text, Maker); 12] = [
     }),
     (Text::Conf, |handle| {
         let config = table::find(handle)?.in_force().config;
-        Ok(config.to_text_over(torch::default_config()?.settings()))
+        Ok(config.to_text_over(devices::default_config()?.settings()))
     }),
-    (Text::TorchStatistics, |device| Ok(json(&torch::statistics(ordinal(device))?))),
-    (Text::TorchSummary, |device| Ok(torch::statistics(ordinal(device))?.summary())),
-    (Text::TorchName, |device| torch::name_in_force(ordinal(device))),
+    (Text::TorchStatistics, |device| Ok(json(&devices::statistics(ordinal(device))?))),
+    (Text::TorchSummary, |device| Ok(devices::statistics(ordinal(device))?.summary())),
+    (Text::TorchName, |device| devices::name_in_force(ordinal(device))),
     (Text::Metrics, |_| Ok(metrics(&table::all().iter().map(measured).collect::<Vec<_>>()))),
-    (Text::TorchOomLine, |device| torch::oom_line(ordinal(device))),
+    (Text::TorchOomLine, |device| devices::oom_line(ordinal(device))),
     (Text::ConfKeys, |_| Ok(key_table().names().collect::<Vec<_>>().join(","))),
 ];
 

@@ -10,9 +10,9 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 
-use super::devices::{find, open_device, open_devices, share_pages};
 use super::not_ours;
 use crate::calls::{block, pointer_to, stream_of, stream_to};
+use crate::devices::{find, open_device, open_devices, share_pages};
 use crate::fork::is_child;
 use crate::guard::{Failure, Status, status};
 use crate::instance::Instance;

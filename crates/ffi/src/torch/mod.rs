@@ -1,10 +1,8 @@
 //! The functions that PyTorch's pluggable allocator loads: two required ones and eight optional
 //! callbacks.
 //!
-//! Each device has one allocator. It is created at the first use, with the configuration from the
-//! environment (`devices`). A static array holds the allocators, so finding one costs one load and
-//! takes no lock. Allocators are never destroyed, because blocks may outlive everything that could
-//! destroy them.
+//! Each device has one allocator (`devices`). It is created at the first use, with the configuration from
+//! the environment, and never destroyed. Finding it costs one load and takes no lock.
 //!
 //! PyTorch passes a null pointer on without an error, and the optional callbacks return no status. So
 //! failures are also written to the standard error stream. PyTorch opens a pool's scope before a capture
@@ -16,25 +14,21 @@
 #![expect(unsafe_code, reason = "exported names and callers' pointers")]
 
 mod class;
-mod devices;
 mod settings;
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use super::calls::{pointer_to, stream_of};
+use super::devices::{open_device, open_devices, opened};
 use super::fork::is_child;
 use super::guard::{Failure, Status, guard, status};
 use super::instance::environment_over;
 use super::messages::write_last_error;
 use super::pointers::{store, store_any};
 use super::pools::Pool;
-use super::table::TORCH_HANDLE;
+use super::table::DEVICE_HANDLE;
 pub use class::*;
-pub(super) use devices::{
-    default_config, find, forget_all, is_opening, name_in_force, oom_line, open_device,
-    open_devices, opened, statistics,
-};
 pub use settings::*;
 use stratalloc::allocator::ScopeFilter;
 use stratalloc::strategies::plugin::copied;
@@ -217,7 +211,7 @@ pub extern "C" fn stratalloc_torch_release_pool(device: c_int, pool: Pool) {
 pub unsafe extern "C" fn stratalloc_torch_handle(device: c_int, handle: *mut u64) -> Status {
     let work = || {
         let _ = open_device(device)?;
-        Ok(TORCH_HANDLE + u64::try_from(device).unwrap_or_default())
+        Ok(DEVICE_HANDLE + u64::try_from(device).unwrap_or_default())
     };
     // SAFETY: required of the caller (`# Safety`).
     unsafe { store(handle, "handle", work) }

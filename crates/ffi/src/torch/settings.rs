@@ -4,7 +4,7 @@
 
 use std::ffi::{c_char, c_int};
 
-use super::devices::set_conf;
+use crate::devices::set_conf;
 use crate::guard::{Status, status};
 use crate::pointers::{read, store};
 use crate::table;

@@ -1,27 +1,25 @@
-//! PyTorch's allocators: one per device, found by the device's ordinal without a lock.
+//! The process's allocators of devices: one per device, found by the device's ordinal without a lock.
+//!
+//! The functions for PyTorch and those for other libraries use them. They are never freed, because blocks
+//! may outlive everything that could destroy them. `table` stores them.
 //!
 //! PyTorch does not announce copies between devices. So all devices that have an allocator give each
 //! other peer access, with any strategy. They do so before the second device allocates its first block.
 //! `peers:none` prevents it.
 
-#![expect(unsafe_code, reason = "what is never freed is read without a lock")]
-
-use std::cell::Cell;
 use std::ffi::c_int;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::guard::Failure;
-use crate::instance::{InForce, Instance, environment_over, further, parse};
-use crate::messages::warn_once;
+use super::fork;
+use super::guard::Failure;
+use super::instance::{InForce, Instance, environment_over, further, parse};
+use super::messages::warn_once;
+use super::table::{PERMANENT, Permanent};
 use stratalloc::allocator::{Counters, DeviceAllocator};
 use stratalloc::config::Config;
 use stratalloc::registry::built_in;
 use stratalloc::stats::Statistics;
-use stratalloc::sync::{Defer, Global, Rank};
-
-/// The maximum number of devices, as in PyTorch.
-const DEVICES_MAX: usize = 128;
+use stratalloc::sync::{Global, Rank};
 
 /// The variable with the kind of device to open. `cuda` if it is not set.
 const VARIABLE: &str = "STRATALLOC_DEVICE";
@@ -29,61 +27,25 @@ const VARIABLE: &str = "STRATALLOC_DEVICE";
 /// The default of `expandable_segments_ipc`, unless the environment sets it.
 static SHARES_PAGES: AtomicBool = AtomicBool::new(false);
 
-/// A device's allocator. Null until it is created. Never freed.
-#[derive(Debug)]
-struct Entry(AtomicPtr<Instance>);
-
-impl Entry {
-    #[inline]
-    fn get(&self) -> Option<&'static Instance> {
-        // SAFETY: the pointer is null, or `put` has leaked its target.
-        unsafe { self.0.load(Ordering::Acquire).as_ref() }
-    }
-
-    fn put(&self, instance: Instance) -> &'static Instance {
-        let instance: &'static mut Instance = Box::leak(Box::new(instance));
-        self.0.store(instance, Ordering::Release);
-        instance
-    }
-}
-
 /// The allocators of all devices.
 #[derive(Debug)]
 struct Devices {
-    entries: [Entry; DEVICES_MAX],
+    existing: &'static Permanent,
     /// The configuration of allocators that are created later. `None`, which means the environment's,
     /// until a string was applied to all devices. Locked while an allocator is created or all are
     /// changed.
     opening: Global<Option<Config>>,
 }
 
-static DEVICES: Devices = Devices::new();
-
-thread_local! {
-    /// True while this thread creates or changes allocators. Users' functions may run then, and may
-    /// fork.
-    static IS_OPENING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Sets [`IS_OPENING`] until the result is dropped.
-fn opening_here() -> Defer<impl FnMut()> {
-    IS_OPENING.set(true);
-    Defer(|| IS_OPENING.set(false))
-}
+static DEVICES: Devices = Devices::of(&PERMANENT);
 
 impl Devices {
-    const fn new() -> Self {
-        let entries = [const { Entry(AtomicPtr::new(null_mut())) }; DEVICES_MAX];
-        Self { entries, opening: Global::new(Rank::TorchDevices, None) }
-    }
-
-    #[inline]
-    fn entry(&self, device: c_int) -> Option<&Entry> {
-        usize::try_from(device).ok().and_then(|device| self.entries.get(device))
+    const fn of(existing: &'static Permanent) -> Self {
+        Self { existing, opening: Global::new(Rank::Devices, None) }
     }
 
     fn all(&self) -> impl Iterator<Item = &'static Instance> {
-        self.entries.iter().filter_map(Entry::get)
+        self.existing.all().map(|(_, instance)| instance)
     }
 
     /// Creates a device's allocator with `make`, unless there is one. After a failure, the next call
@@ -95,13 +57,13 @@ impl Devices {
         device: c_int,
         make: impl FnOnce(Option<&Config>) -> Result<Instance, Failure>,
     ) -> Result<&'static Instance, Failure> {
-        let entry = self.entry(device).ok_or_else(|| none(device))?;
+        let entry = self.existing.entry(device).ok_or_else(|| none(device))?;
         let later = self.opening.lock();
         if let Some(open) = entry.get() {
             return Ok(open);
         }
         let instance = {
-            let _here = opening_here();
+            let _here = fork::while_holding(Rank::Devices);
             make(later.as_ref())?
         };
         for other in self.all() {
@@ -124,7 +86,7 @@ impl Devices {
         environment: impl FnOnce() -> Result<Config, Failure>,
     ) -> Result<(), Failure> {
         let mut later = self.opening.lock();
-        let _here = opening_here();
+        let _here = fork::while_holding(Rank::Devices);
         let before = later.clone().map_or_else(environment, Ok)?;
         let next = further(&before, text)?;
         for open in self.all() {
@@ -154,17 +116,6 @@ fn restore(instance: &Instance, before: InForce) {
     }
 }
 
-/// Returns true if the calling thread holds the lock `opening`, because it is creating or changing
-/// allocators.
-pub(crate) fn is_opening() -> bool {
-    IS_OPENING.get()
-}
-
-/// Removes all allocators after a fork, without dropping them.
-pub(crate) fn forget_all() {
-    DEVICES.entries.iter().for_each(|entry| entry.0.store(null_mut(), Ordering::Relaxed));
-}
-
 /// Gives the device of `other` access to the memory of `instance`. A failure only causes a warning,
 /// because both allocators work without this access.
 fn introduce(instance: &Instance, other: &Instance) {
@@ -178,7 +129,7 @@ fn introduce(instance: &Instance, other: &Instance) {
 
 /// Returns the allocator of a device. Creates it if there is none yet.
 #[inline]
-pub(crate) fn open_device(device: c_int) -> Result<&'static Instance, Failure> {
+pub(super) fn open_device(device: c_int) -> Result<&'static Instance, Failure> {
     match find(device) {
         Some(open) => Ok(open),
         None => DEVICES.open(device, |later| open(device, later)),
@@ -187,31 +138,31 @@ pub(crate) fn open_device(device: c_int) -> Result<&'static Instance, Failure> {
 
 /// Returns the allocator of a device, or a failure if it has none.
 #[inline]
-pub(crate) fn opened(device: c_int) -> Result<&'static Instance, Failure> {
+pub(super) fn opened(device: c_int) -> Result<&'static Instance, Failure> {
     find(device).ok_or_else(|| none(device))
 }
 
 /// Returns the allocator of a device, if it has one.
 #[inline]
-pub(crate) fn find(device: c_int) -> Option<&'static Instance> {
-    DEVICES.entry(device).and_then(Entry::get)
+pub(super) fn find(device: c_int) -> Option<&'static Instance> {
+    PERMANENT.get(device)
 }
 
 /// Returns the counters of a device's allocator. Returns zeros if there is none yet, and creates none.
-pub(crate) fn statistics(device: c_int) -> Result<Statistics, Failure> {
-    let entry = DEVICES.entry(device).ok_or_else(|| none(device))?;
+pub(super) fn statistics(device: c_int) -> Result<Statistics, Failure> {
+    let entry = PERMANENT.entry(device).ok_or_else(|| none(device))?;
     Ok(entry.get().map_or_else(Statistics::default, |open| open.allocator.statistics()))
 }
 
 /// Returns all existing allocators, with the ordinals of their devices.
-pub(crate) fn open_devices() -> impl Iterator<Item = (c_int, &'static Instance)> {
-    (0..).zip(&DEVICES.entries).filter_map(|(device, entry)| Some((device, entry.get()?)))
+pub(super) fn open_devices() -> impl Iterator<Item = (c_int, &'static Instance)> {
+    PERMANENT.all()
 }
 
 /// Returns the strategy of a device's allocator. Returns the configured one if there is no allocator
 /// yet.
-pub(crate) fn name_in_force(device: c_int) -> Result<String, Failure> {
-    let entry = DEVICES.entry(device).ok_or_else(|| none(device))?;
+pub(super) fn name_in_force(device: c_int) -> Result<String, Failure> {
+    let entry = PERMANENT.entry(device).ok_or_else(|| none(device))?;
     match entry.get() {
         Some(open) => Ok(open.allocator.name().to_owned()),
         None => {
@@ -224,7 +175,7 @@ pub(crate) fn name_in_force(device: c_int) -> Result<String, Failure> {
 
 /// Returns the line with which PyTorch's own out-of-memory errors begin on this device. Empty for most
 /// strategies.
-pub(crate) fn oom_line(device: c_int) -> Result<String, Failure> {
+pub(super) fn oom_line(device: c_int) -> Result<String, Failure> {
     let words = built_in(&name_in_force(device)?).map_or("", |own| own.torch_oom_words);
     Ok(match words {
         "" => String::new(),
@@ -249,21 +200,23 @@ fn open(device: c_int, later: Option<&Config>) -> Result<Instance, Failure> {
     let kind = std::env::var_os(VARIABLE);
     let kind = kind.map_or_else(|| "cuda".to_owned(), |kind| kind.to_string_lossy().into_owned());
     let config = later.cloned().map_or_else(environment_with_defaults, Ok)?;
+    fork::prepare_for();
     Instance::open_over(defaults(), &config, &format!("{kind}:{device}"))
 }
 
-/// Returns the default values of PyTorch's allocators that differ from the built-in ones, as a
+/// Returns the default values of the devices' allocators that differ from the built-in ones, as a
 /// configuration string.
 fn defaults() -> &'static str {
     if SHARES_PAGES.load(Ordering::Relaxed) { "expandable_segments_ipc:True" } else { "" }
 }
 
-/// Returns the configuration of PyTorch's allocators if the environment sets nothing.
-pub(crate) fn default_config() -> Result<Config, Failure> {
+/// Returns the configuration of the devices' allocators if the environment sets nothing.
+pub(super) fn default_config() -> Result<Config, Failure> {
     parse(defaults())
 }
 
-/// Reads the configuration from the environment, over the default values of PyTorch's allocators.
+/// Reads the configuration from the environment, over the default values of the devices'
+/// allocators.
 fn environment_with_defaults() -> Result<Config, Failure> {
     environment_over(defaults())
 }
@@ -295,7 +248,7 @@ mod tests {
     }
 
     fn none_open() -> &'static Devices {
-        Box::leak(Box::new(Devices::new()))
+        Box::leak(Box::new(Devices::of(Box::leak(Box::new(Permanent::new())))))
     }
 
     fn instance(conf: &str, driver: Arc<dyn Driver>) -> Result<Instance, Failure> {
@@ -390,7 +343,7 @@ mod tests {
         let both = vec![("native".to_owned(), Some(64 * MIB)); 2];
         assert_eq!(configurations(devices), both);
         let pool = PoolId { capture: 0, user: 7 };
-        let used = devices.entry(1).and_then(Entry::get).unwrap();
+        let used = devices.existing.get(1).unwrap();
         used.pools().unwrap().create_pool(pool, Default::default()).unwrap();
         let switch = "backend:cudaMallocAsync,max_split_size_mb:200";
         assert!(devices.set_conf(switch, nothing).is_err(), "a pool of the second has a user");
@@ -410,7 +363,7 @@ mod tests {
         let devices = two_open([first, faulty.clone()]);
         devices.set_conf("max_split_size_mb:64", nothing).unwrap();
         let before = configurations(devices);
-        let limited = devices.entry(0).and_then(Entry::get).unwrap();
+        let limited = devices.existing.get(0).unwrap();
         limited.caching().unwrap().set_limit_bytes(Some(30 * MIB));
         let only = Some("create_pool");
         faulty.arm(FaultPlan { at: 0, kind: DriverErrorKind::Other, repeat: true, only });
