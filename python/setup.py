@@ -28,7 +28,8 @@ def programs():
     if sys.platform.startswith("linux"):
         packages.append("stratalloc-account")
     # Function names are kept for the stacks of leak reports.
-    options = ["--profile", "dist", "--config", 'profile.dist.strip="debuginfo"', "--features", "stratalloc-ffi/stacks"]
+    features = "stratalloc-ffi/advise,stratalloc-ffi/stacks"
+    options = ["--profile", "dist", "--config", 'profile.dist.strip="debuginfo"', "--features", features]
     command = ["cargo", "build", *options, "--message-format=json-render-diagnostics"]
     for package in packages:
         command += ["-p", package]

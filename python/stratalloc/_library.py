@@ -117,8 +117,8 @@ def _find(path):
     if found:
         return found
     raise LibraryError(
-        f"{_NAME} is not found: build it with 'cargo build --release -p stratalloc-ffi --features stacks' and name "
-        f"it with library=... or {VARIABLE}"
+        f"{_NAME} is not found: build it with 'cargo build --release -p stratalloc-ffi --features advise,stacks' "
+        f"and name it with library=... or {VARIABLE}"
     )
 
 

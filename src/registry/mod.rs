@@ -395,7 +395,9 @@ pub(crate) fn build_recording_in(
     let strategy = layered(settings, strategy, &driver)?;
     let HistorySettings { entries_max, snapshot_on_oom, advise_on_oom } = settings.history.clone();
     if advise_on_oom && !has_adviser() {
-        return Err(BuildError::NotAvailable { what: "advise_on_oom:True".to_owned() });
+        let what = "advise_on_oom:True (no adviser is set: build the C library with its feature advise, or \
+                    call stratalloc_analysis::advise_on_oom)";
+        return Err(BuildError::NotAvailable { what: what.to_owned() });
     }
     if let Some(entries_max) = entries_max.filter(|_| !was_on) {
         let entries_max = usize::try_from(entries_max).unwrap_or(usize::MAX);

@@ -23,7 +23,7 @@ const ENTRIES_MAX: usize = 200_000;
 const NAMED: usize = 3;
 
 /// Enables the key `advise_on_oom:True` for the allocators of this process. The command line and the C
-/// library call this. A Rust program calls it before it builds an allocator with that key.
+/// library, if it has its feature `advise`, call this. A Rust program calls it before it builds an allocator with that key.
 pub fn advise_on_oom() {
     set_adviser(advise);
 }

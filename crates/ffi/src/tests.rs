@@ -93,6 +93,17 @@ fn what_cannot_be_built_is_reported() {
 }
 
 #[test]
+fn advice_is_refused_if_the_library_was_built_without_it() {
+    let created = create("record_history:1000,advise_on_oom:True", "sim");
+    if cfg!(feature = "advise") {
+        assert_eq!(created.map(|handle| stratalloc_destroy(handle)), Ok(Status::Ok));
+    } else {
+        assert_eq!(created, Err(Status::NotSupported));
+        assert!(last_error().contains("with its feature advise"), "{}", last_error());
+    }
+}
+
+#[test]
 fn a_configuration_is_checked_without_building_anything() {
     let log = std::env::temp_dir().join(format!("stratalloc-check-{}.csv", std::process::id()));
     std::fs::write(&log, "kept").unwrap();
