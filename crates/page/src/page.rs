@@ -20,7 +20,7 @@ const SCRIPTS: [&str; 10] = [
 ];
 
 /// The version of the data format.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Returns the size of the page without its data, in bytes.
 pub(crate) fn frame_bytes() -> usize {
