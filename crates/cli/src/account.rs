@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use stratalloc::driver::ProcessUsage;
 use stratalloc::error::DriverError;
@@ -14,14 +15,14 @@ use stratalloc::error::DriverError;
 use super::device::Device;
 use super::outcome::{Outcome, Result, out, write_stderr};
 use super::show::Side::{Left, Right};
-use super::show::{mib, progress, table};
+use super::show::{is_json, joined, mib, progress, table};
 
 #[cfg(target_os = "linux")]
 mod request;
 
 /// A part of a device's used memory.
-#[derive(Debug, PartialEq)]
-struct Row {
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct OwnedBytes {
     owner: String,
     kind: String,
     bytes: i64,
@@ -30,16 +31,24 @@ struct Row {
 }
 
 /// The account of a device.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Account {
     device: u64,
     used_bytes: u64,
     total_bytes: u64,
-    rows: Vec<Row>,
+    rows: Vec<OwnedBytes>,
+}
+
+/// The text that a process sends.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Sent {
+    Error { error: String },
+    Accounts { accounts: Vec<Account> },
 }
 
 /// Prints the account of each of `devices` that the process uses.
-pub(crate) fn run(process: u32, devices: &[Device], as_json: bool) -> Result<Outcome> {
+pub(crate) fn run(process: u32, devices: &[Device]) -> Result<Outcome> {
     let bar = progress(1, &format!("asking process {process}"));
     let sent = asked(process);
     bar.finish_and_clear();
@@ -65,25 +74,19 @@ pub(crate) fn run(process: u32, devices: &[Device], as_json: bool) -> Result<Out
         return Err(format!("process {process} uses no CUDA device that is visible here").into());
     }
     for account in &accounts {
-        write_account(process, account, as_json)?;
+        write_account(process, account)?;
     }
     Ok(Outcome::Good)
 }
 
-fn write_account(process: u32, account: &Account, as_json: bool) -> io::Result<()> {
+fn write_account(process: u32, account: &Account) -> io::Result<()> {
     let Account { device, used_bytes, total_bytes, rows } = account;
-    if as_json {
-        let row = |row: &Row| json!({"owner": row.owner, "kind": row.kind, "bytes": row.bytes, "found_by": row.found_by});
-        let rows: Vec<_> = rows.iter().map(row).collect();
-        let line = json!({
-            "process": process, "device": device, "used_bytes": used_bytes, "total_bytes": total_bytes,
-            "rows": rows,
-        });
-        return writeln!(out(), "{line}");
+    if is_json() {
+        return writeln!(out(), "{}", joined([json!({"process": process}), json!(account)]));
     }
     let (used, total) = (mib(*used_bytes as f64), mib(*total_bytes as f64));
     writeln!(out(), "cuda:{device}: {used} of {total} MiB used, as seen by process {process}")?;
-    let cells = |row: &Row| {
+    let cells = |row: &OwnedBytes| {
         let share = 100.0 * row.bytes as f64 / (*used_bytes).max(1) as f64;
         let bytes = mib(row.bytes as f64);
         vec![
@@ -102,13 +105,7 @@ fn write_account(process: u32, account: &Account, as_json: bool) -> io::Result<(
 /// Asks a process for its account.
 #[cfg(target_os = "linux")]
 fn asked(process: u32) -> Result<Vec<Account>, String> {
-    let text = request::text_of(process).map_err(|error| error.to_string())?;
-    let sent: Value =
-        serde_json::from_slice(&text).map_err(|error| format!("it sent no account: {error}"))?;
-    if let Some(error) = sent["error"].as_str() {
-        return Err(error.to_owned());
-    }
-    parsed(&sent).ok_or_else(|| "it sent no account".to_owned())
+    parsed(&request::text_of(process).map_err(|error| error.to_string())?)
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -116,21 +113,11 @@ fn asked(_: u32) -> Result<Vec<Account>, String> {
     Err("only on Linux".to_owned())
 }
 
-fn parsed(sent: &Value) -> Option<Vec<Account>> {
-    let row = |row: &Value| {
-        let text = |key: &str| Some(row[key].as_str()?.to_owned());
-        let (owner, kind, found_by) = (text("owner")?, text("kind")?, text("found_by")?);
-        Some(Row { owner, kind, bytes: row["bytes"].as_i64()?, found_by })
-    };
-    let account = |account: &Value| {
-        Some(Account {
-            device: account["device"].as_u64()?,
-            used_bytes: account["used_bytes"].as_u64()?,
-            total_bytes: account["total_bytes"].as_u64()?,
-            rows: account["rows"].as_array()?.iter().map(row).collect::<Option<_>>()?,
-        })
-    };
-    sent["accounts"].as_array()?.iter().map(account).collect()
+fn parsed(text: &[u8]) -> Result<Vec<Account>, String> {
+    match serde_json::from_slice(text).map_err(|error| format!("it sent no account: {error}"))? {
+        Sent::Error { error } => Err(error),
+        Sent::Accounts { accounts } => Ok(accounts),
+    }
 }
 
 /// Returns what the devices' lists of processes contain, for those that list `process`.
@@ -166,7 +153,7 @@ fn account_from_outside(
 
 /// The rows of other processes, and the bytes of this program's own context.
 struct FromOutside {
-    rows: Vec<Row>,
+    rows: Vec<OwnedBytes>,
     own_bytes: u64,
 }
 
@@ -178,7 +165,7 @@ fn rows_from_outside(process: u32, own: u32, list: &[ProcessUsage]) -> Option<Fr
         list.iter().map(|usage| (usage.process, usage.used_bytes)).collect();
     let (all, own_bytes) = (*bytes.get(&process)?, *bytes.get(&own)?);
     let context = own_bytes.min(all);
-    let row = |owner: String, kind: &str, bytes: u64, found_by: &str| Row {
+    let row = |owner: String, kind: &str, bytes: u64, found_by: &str| OwnedBytes {
         owner,
         kind: kind.to_owned(),
         bytes: i64::try_from(bytes).unwrap_or(i64::MAX),
@@ -205,7 +192,7 @@ fn account_of(number: u32, total_bytes: u64, free_bytes: u64, found: FromOutside
     let owned: i64 = rows.iter().map(|row| row.bytes).sum();
     let bytes = i64::try_from(used_bytes).unwrap_or(i64::MAX).saturating_sub(owned);
     let (owner, found_by) = ("unknown".to_owned(), "remainder".to_owned());
-    rows.push(Row { owner, kind: String::new(), bytes, found_by });
+    rows.push(OwnedBytes { owner, kind: String::new(), bytes, found_by });
     Account { device: number.into(), used_bytes, total_bytes, rows }
 }
 
@@ -233,15 +220,18 @@ mod tests {
     #[test]
     fn a_text_that_is_no_account_is_refused() {
         let row = json!({"owner": "a", "kind": "", "bytes": -5, "found_by": "b"});
-        let account = |row: Value| {
+        let account = |row: serde_json::Value| {
             let one = json!({"device": 0, "used_bytes": 1, "total_bytes": 2, "rows": [row]});
             json!({ "accounts": [one] })
         };
+        let parsed = |sent: &serde_json::Value| parsed(sent.to_string().as_bytes());
         let parsed_rows = parsed(&account(row)).expect("it is one");
         assert_eq!(parsed_rows[0].rows[0].bytes, -5);
         for sent in [json!({}), json!([]), account(json!({"owner": 5})), json!({"accounts": [{}]})]
         {
-            assert_eq!(parsed(&sent), None, "{sent}");
+            let error = parsed(&sent).expect_err("it is no account");
+            assert!(error.starts_with("it sent no account"), "{sent}: {error}");
         }
+        assert_eq!(parsed(&json!({"error": "busy"})), Err("busy".to_owned()));
     }
 }

@@ -2,61 +2,58 @@
 //! need.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
 
-use stratalloc::config::{TorchVersion, shown};
+use stratalloc::config::shown;
 use stratalloc_analysis::{AdviceOptions, Answer, Compared, Question, Recording, answer};
 use stratalloc_recording::{ReplayError, Trace};
 
-use super::assertion::{Assertion, Verdict, fits};
-use super::junit::{self, Case};
+use super::assertion::{Absolute, Assertion, Verdict, fits};
+use super::command::{Command, Loops};
+use super::junit::Case;
+use super::options::{Conditions, ExtraConfs, SearchArguments};
 use super::outcome::{Outcome, Result, out, unless_closed};
 use super::recordings::{Devices, NotJudged, Recordings};
-use super::show::{emphasised, progress};
+use super::settings::NamedConf;
+use super::show::{emphasised, is_json, progress};
 use super::text;
 
-/// Arguments of `advise`.
+/// Find the setting with which a recorded program needs less memory, and explain its need.
 #[derive(Args, Debug)]
 pub(crate) struct Advise {
     #[command(flatten)]
     recordings: Recordings,
-    /// Try only the settings that help most often: seconds instead of up to a minute.
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    extra: ExtraConfs,
+    #[command(flatten)]
+    search: SearchArguments,
     /// Compare stacks by all their frames, and print all of them: also those of the unwinder, the allocator,
     /// the dispatcher, autograd's engine, Python's interpreter and generated wrappers.
     #[arg(long)]
     all_frames: bool,
-    /// Version of PyTorch that the settings are for, such as 2.8. Default: the oldest that can have made
-    /// the recording.
-    #[arg(long, value_name = "VERSION")]
-    torch: Option<TorchVersion>,
     /// Check whether the program fits in this much memory as it is. The exit code is 1 if it needs more, or
     /// if requests failed when it was recorded. If it needs more, the cheapest setting with which it fits is
     /// named. A size such as 24GiB, or a share of --total-memory, such as 80%.
     #[arg(long, value_name = "SIZE", value_parser = fits)]
     fits: Option<Assertion>,
-    /// Check a condition, such as needs<=24GiB, live_peak<20GiB or failures==0. The exit code is 1 if it does
-    /// not hold. Can be given several times. needs is the need as recorded, least_need the smallest of all
-    /// settings that are tried, failures the number of failed requests.
-    #[arg(long, value_name = "CONDITION")]
-    assert: Vec<Assertion>,
-    /// Write the results of the conditions to this file, in JUnit's format.
-    #[arg(long, value_name = "FILE")]
-    junit: Option<PathBuf>,
-    /// Print one JSON object per recording.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    conditions: Conditions<Absolute>,
 }
 
-pub(crate) fn run(args: &Advise) -> Result<Outcome> {
+impl Command for Advise {
+    fn run(&self, _: &Loops) -> Result<Outcome> {
+        run(self)
+    }
+}
+
+fn run(args: &Advise) -> Result<Outcome> {
     let has_conditions = args.assertions().next().is_some();
-    junit::check(args.junit.as_deref(), has_conditions, &args.recordings.files)?;
+    args.conditions.check(has_conditions, &args.recordings.files)?;
     let mut cases = Vec::new();
-    let mut act = |name: &str, trace| advise(args, name, trace, &mut cases);
+    let settings = args.recordings.parse_confs(&args.extra.conf)?;
+    let mut act = |name: &str, trace| advise(args, &settings, name, trace, &mut cases);
     let mut failed = Vec::new();
     let outcome = args.recordings.each_or(Devices::Each, &mut act, &mut failed)?;
     for NotJudged { name, error } in &failed {
@@ -65,15 +62,13 @@ pub(crate) fn run(args: &Advise) -> Result<Outcome> {
                 .map(|assertion| Case { name: name.clone(), answer: assertion.unjudged(error) }),
         );
     }
-    if let Some(file) = &args.junit {
-        junit::write(file, "advise", &cases)?;
-    }
+    args.conditions.write("advise", &cases)?;
     Ok(outcome)
 }
 
 impl Advise {
     fn assertions(&self) -> impl Iterator<Item = &Assertion> {
-        self.fits.iter().chain(&self.assert)
+        self.fits.iter().chain(&self.conditions.assert)
     }
 
     fn question(&self, recording: &Recording) -> Question {
@@ -84,9 +79,8 @@ impl Advise {
         let enough = enough.collect::<Option<Vec<u64>>>();
         let enough_bytes = enough.and_then(|all| all.into_iter().min());
         let within = self.assertions().filter_map(|assertion| assertion.most_bytes(total_bytes));
-        let (quick, torch) = (self.quick, self.torch);
         Question {
-            advice: AdviceOptions { quick, torch, enough_bytes, ..AdviceOptions::default() },
+            advice: AdviceOptions { enough_bytes, ..self.search.options() },
             within_bytes: within.collect(),
             compared: if self.all_frames { Compared::AllFrames } else { Compared::Code },
             ..Question::default()
@@ -95,9 +89,15 @@ impl Advise {
 }
 
 /// Prints the answer about a recording. Adds the results of the conditions to `cases`.
-fn advise(args: &Advise, name: &str, trace: Trace, cases: &mut Vec<Case>) -> Result<Outcome> {
+fn advise(
+    args: &Advise,
+    settings: &[NamedConf],
+    name: &str,
+    trace: Trace,
+    cases: &mut Vec<Case>,
+) -> Result<Outcome> {
     let recording = args.recordings.recording(name, trace, "compared with PyTorch's default");
-    let question = args.question(&recording);
+    let question = Question { settings: settings.to_vec(), ..args.question(&recording) };
     let bar = progress(1, &format!("trying settings on {}", shown(name)));
     let found = answer(name, &recording, &question, &|done, known| {
         bar.set_length(known as u64);
@@ -105,7 +105,7 @@ fn advise(args: &Advise, name: &str, trace: Trace, cases: &mut Vec<Case>) -> Res
     })?;
     bar.finish_and_clear();
     let verdicts = verdicts(args, &recording, &found);
-    let printed = print(args, &question, &found, &verdicts);
+    let printed = print(&question, &found, &verdicts);
     // The exit code does not depend on whether the conditions can be printed.
     if verdicts.is_empty() {
         printed?
@@ -131,13 +131,8 @@ fn verdicts(args: &Advise, recording: &Recording, found: &Answer) -> Vec<Verdict
     args.assertions().map(check).collect()
 }
 
-fn print(
-    args: &Advise,
-    question: &Question,
-    found: &Answer,
-    verdicts: &[Verdict],
-) -> io::Result<()> {
-    if args.json {
+fn print(question: &Question, found: &Answer, verdicts: &[Verdict]) -> io::Result<()> {
+    if is_json() {
         let mut json = json!(found);
         json["assertions"] = verdicts.iter().map(Verdict::json).collect();
         return writeln!(out(), "{json}");

@@ -84,7 +84,9 @@ pub(crate) struct Condition<B> {
 pub(crate) type Assertion = Condition<Absolute>;
 
 /// A bound of a condition.
-pub(crate) trait Bound: Sized {
+pub(crate) trait Bound: Clone + Send + Sync + Sized + 'static {
+    /// The text of `--assert`.
+    const HELP: &str;
     /// The names of the quantities, and the bound of a size.
     const EXPECTED: [&str; 2];
 
@@ -103,6 +105,9 @@ pub(crate) enum Absolute {
 }
 
 impl Bound for Absolute {
+    const HELP: &str = "Check a condition, such as needs<=24GiB, live_peak<20GiB or failures==0. The exit code is 1 if \
+        it does not hold. Can be given several times. needs is the need as recorded, least_need the smallest of all \
+        settings that are tried, failures the number of failed requests";
     const EXPECTED: [&str; 2] =
         ["needs, least_need, live_peak or failures", "a size, as needs<=24GiB"];
 
@@ -394,6 +399,9 @@ fn signed(text: &str) -> Option<(bool, &str)> {
 }
 
 impl Bound for Difference {
+    const HELP: &str = "Check a condition on the difference between B and A, such as live_peak<=+2%, needs<=+1GiB or \
+        failures<=+0. The exit code is 1 if it does not hold. Can be given several times. needs is each recording's \
+        need as recorded. A percentage is one of A's value";
     const EXPECTED: [&str; 2] = [
         "needs, live_peak or failures",
         "a difference with its sign, as needs<=+1GiB or live_peak<=+2%",

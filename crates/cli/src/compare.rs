@@ -5,94 +5,72 @@ use std::io::Write;
 use clap::Args;
 use serde_json::{Value, json};
 
-use stratalloc::config::{Compat, Config, TorchVersion, shown};
+use stratalloc::config::{Compat, TorchVersion, shown};
 use stratalloc_analysis::{
     BESIDES, Capacity, Need, Paste, Recording, SearchOptions, Setting, Trial, Tried, measure,
 };
 use stratalloc_recording::Trace;
 
-use super::outcome::{Outcome, Result, out, write_stderr};
+use super::command::{Command, Loops};
+use super::options::ComparedConfs;
+use super::outcome::{Outcome, Result, out};
 use super::recordings::{Devices, Recordings, limit_json};
+use super::settings::{NamedConf, need_of};
 use super::show::Side::{Left, Right};
 use super::show::{
-    LUCK, NEED_HEADING, PYTORCHS, UNKNOWN, joined, mib, need_cells, paste_json, progress,
+    LUCK, NEED_HEADING, PYTORCHS, UNKNOWN, is_json, joined, mib, need_cells, paste_json, progress,
     shown_conf, table, value_or_dash,
 };
 
-/// Arguments of `compare`.
+/// Compare strategies on the same recordings.
 #[derive(Args, Debug)]
 pub(crate) struct Compare {
     #[command(flatten)]
     recordings: Recordings,
-    /// Configuration to compare. Can be given several times. Default: a useful set.
-    #[arg(long)]
-    conf: Vec<String>,
-    /// Version of PyTorch, such as 2.8: the default set then has only keys that it accepts.
-    #[arg(long, value_name = "VERSION")]
-    torch: Option<TorchVersion>,
-    /// Print one JSON object per line.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    confs: ComparedConfs,
 }
-
-/// The default configurations. Each of them saves memory for some programs.
-pub(super) const DEFAULT_CONFS: [&str; 7] = [
-    "backend:native",
-    "backend:native,expandable_segments:True",
-    "backend:native,compat:pytorch",
-    "backend:native,max_split_size_mb:64",
-    "backend:native,max_split_size_mb:256",
-    "backend:native,roundup_power2_divisions:8",
-    "backend:native,large_segment_size_mb:64",
-];
 
 /// The number of passes over each recording. All but the first are timed.
 const PASSES: u32 = 5;
 
 /// The result of one configuration on one recording. The trial runs under the recording's limit.
 #[derive(Clone)]
-struct Row {
+struct ComparedConf {
     conf: String,
     need: Need,
     trial: Trial,
 }
 
-/// A configuration string with the parsed configuration.
-pub(super) type NamedConf = (String, Config);
+impl Command for Compare {
+    fn run(&self, _: &Loops) -> Result<Outcome> {
+        run(self)
+    }
+}
 
-pub(crate) fn run(args: &Compare) -> Result<Outcome> {
-    let texts: Vec<String> = if args.conf.is_empty() {
-        DEFAULT_CONFS.map(str::to_owned).to_vec()
-    } else {
-        args.conf.clone()
-    };
-    let confs: Vec<NamedConf> = texts
-        .into_iter()
-        .map(|text| args.recordings.parse_conf(&text).map(|config| (text, config)))
-        .collect::<Result<_, _>>()?;
-    let confs = for_torch(confs, args);
+fn run(args: &Compare) -> Result<Outcome> {
+    let confs = args.confs.parsed(&args.recordings)?;
     let mut all = Vec::new();
     let mut compare = |name: &str, trace: Trace| -> Result<Outcome> {
         let recording = args.recordings.with_history(name, trace, "no row as recorded")?;
-        let confs = with_own(&confs, args.conf.is_empty(), &recording);
+        let confs = args.confs.with_recorded(&confs, &recording);
         let bar = progress(confs.len() as u64, &format!("comparing on {}", shown(name)));
         let mut rows = Vec::new();
         for (text, config) in &confs {
             // The same step sizes as in `advise` and `report`, so that all of them print the same need.
             let options = SearchOptions { lucky: true, ..SearchOptions::QUICK };
-            let mut need = Need::search(&recording, config, &options)?;
-            need.try_other_addresses(&recording, config, &SearchOptions::QUICK)?;
+            let need = need_of(&recording, config, &options)?;
             let trial = measure(&recording, config, Capacity::Limited, PASSES)?;
-            rows.push(Row { conf: text.clone(), need, trial });
+            rows.push(ComparedConf { conf: text.clone(), need, trial });
             bar.inc(1);
         }
         bar.finish_and_clear();
-        if args.json {
-            write_json(name, &recording, &rows, args)?;
+        if is_json() {
+            write_json(name, &recording, &rows, &args.confs)?;
         } else {
             rows.sort_by_key(|row| row.need.needs_bytes.unwrap_or(u64::MAX));
             write_table(name, &recording, &rows)?;
-            write_pastes(&rows, args.torch)?;
+            write_pastes(&rows, args.confs.torch)?;
             write_difference(&recording, &rows, own_row(&confs, &recording))?;
             writeln!(out())?;
         }
@@ -100,47 +78,10 @@ pub(crate) fn run(args: &Compare) -> Result<Outcome> {
         Ok(Outcome::Good)
     };
     let outcome = args.recordings.each(Devices::Each, &mut compare)?;
-    if !args.json {
+    if !is_json() {
         write_ranks(&all)?;
     }
     Ok(outcome)
-}
-
-/// Removes configurations that the version of PyTorch refuses. Keeps those that the user chose, and
-/// prints a note.
-fn for_torch(mut confs: Vec<NamedConf>, args: &Compare) -> Vec<NamedConf> {
-    let Some(version) = args.torch else { return confs };
-    let refuses = |config: &Config| !config.is_accepted_by(version);
-    if args.conf.is_empty() {
-        confs.retain(|(_, config)| !refuses(config));
-    }
-    for (text, _) in confs.iter().filter(|(_, config)| refuses(config)) {
-        write_stderr(format_args!("note: PyTorch {version} does not accept {}", shown_conf(text)));
-    }
-    confs
-}
-
-/// Returns the configurations to compare on a recording, each once. If the user chose none, these
-/// include the recorded configuration, with this library's rules and with PyTorch's.
-pub(super) fn with_own(
-    confs: &[NamedConf],
-    add_own: bool,
-    recording: &Recording,
-) -> Vec<NamedConf> {
-    let mut all: Vec<NamedConf> = Vec::new();
-    let mut add = |text: &str, config: &Config| {
-        if all.iter().all(|(_, known)| known.settings() != config.settings()) {
-            all.push((text.to_owned(), config.clone()));
-        }
-    };
-    confs.iter().for_each(|(text, config)| add(text, config));
-    if let Some(own) = recording.config.as_ref().filter(|_| add_own) {
-        let text = &recording.trace.conf;
-        let comma = if text.is_empty() { "" } else { "," };
-        add(text, own);
-        add(&format!("{text}{comma}compat:pytorch"), &own.clone().with_compat(Compat::PyTorch));
-    }
-    all
 }
 
 /// Returns the text of the row that repeats the recorded configuration with PyTorch's exact decisions.
@@ -150,7 +91,7 @@ fn own_row<'a>(confs: &'a [NamedConf], recording: &Recording) -> Option<&'a str>
     row.map(|(text, _)| text.as_str())
 }
 
-impl Row {
+impl ComparedConf {
     fn peak_reserved_bytes(&self) -> i64 {
         self.trial.run.statistics.reserved_bytes.all.peak
     }
@@ -190,15 +131,15 @@ impl Row {
 fn write_json(
     name: &str,
     recording: &Recording,
-    rows: &[Row],
-    args: &Compare,
+    rows: &[ComparedConf],
+    confs: &ComparedConfs,
 ) -> std::io::Result<()> {
     let mut out = out();
     for row in rows {
-        let paste = paste_json(&Paste::of(&row.conf, args.torch));
+        let paste = paste_json(&Paste::of(&row.conf, confs.torch));
         writeln!(out, "{}", joined([row.json(name, recording), paste]))?;
     }
-    if args.conf.is_empty() {
+    if confs.are_default() {
         writeln!(out, "{}", recorded_json(name, recording))?;
     }
     Ok(())
@@ -222,7 +163,7 @@ fn recorded_json(name: &str, recording: &Recording) -> Value {
 /// The name of the row with the file's own figures.
 const RECORDED: &str = "recorded";
 
-fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Result<()> {
+fn write_table(name: &str, recording: &Recording, rows: &[ComparedConf]) -> std::io::Result<()> {
     let limit = recording.limit;
     let mut heading = NEED_HEADING.to_vec();
     if limit.is_some() {
@@ -240,7 +181,7 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
             format!("{star}{}{luck}", mib(bytes as f64))
         }
     };
-    let cells = rows.iter().map(|Row { conf, need, trial }| {
+    let cells = rows.iter().map(|ComparedConf { conf, need, trial }| {
         let setting = Setting::new(&Tried::new(conf.clone(), need.clone()), Paste::of(conf, None));
         let recorded_ms = recording.figures.duration_us.map(|us| us as f64 / 1e3);
         let mut cells = need_cells(shown_conf(conf), needs(need), &setting, recorded_ms);
@@ -295,13 +236,14 @@ fn write_table(name: &str, recording: &Recording, rows: &[Row]) -> std::io::Resu
 }
 
 /// Prints the lines that set the configurations with the least need, one for each allocator.
-fn write_pastes(rows: &[Row], torch: Option<TorchVersion>) -> std::io::Result<()> {
+fn write_pastes(rows: &[ComparedConf], torch: Option<TorchVersion>) -> std::io::Result<()> {
     let mut out = out();
     if rows.iter().any(|row| row.conf.contains("compat:")) {
         writeln!(out, "{PYTORCHS}")?;
     }
     let fits = rows.iter().filter(|row| row.need.needs_bytes.is_some());
-    let pastes: Vec<(Paste, &Row)> = fits.map(|row| (Paste::of(&row.conf, torch), row)).collect();
+    let pastes: Vec<(Paste, &ComparedConf)> =
+        fits.map(|row| (Paste::of(&row.conf, torch), row)).collect();
     for for_pytorch in [true, false] {
         let least = pastes.iter().find(|(paste, _)| paste.is_for_pytorch == for_pytorch);
         if let Some((paste, row)) = least {
@@ -322,7 +264,11 @@ fn has_figures(recording: &Recording) -> bool {
 }
 
 /// Prints why the replay of the recorded configuration differs from the recording, if it does.
-fn write_difference(recording: &Recording, rows: &[Row], own: Option<&str>) -> std::io::Result<()> {
+fn write_difference(
+    recording: &Recording,
+    rows: &[ComparedConf],
+    own: Option<&str>,
+) -> std::io::Result<()> {
     let Some(row) = rows.iter().find(|row| Some(row.conf.as_str()) == own) else {
         return Ok(());
     };
@@ -344,8 +290,8 @@ fn write_difference(recording: &Recording, rows: &[Row], own: Option<&str>) -> s
 
 /// Treats recordings whose names differ only in numbers as one job. Prints, for each configuration, the
 /// job's largest need and the recording that has it.
-fn write_ranks(all: &[(String, Vec<Row>)]) -> std::io::Result<()> {
-    type Named = (String, Vec<Row>);
+fn write_ranks(all: &[(String, Vec<ComparedConf>)]) -> std::io::Result<()> {
+    type Named = (String, Vec<ComparedConf>);
     let mut jobs: Vec<(String, Vec<&Named>)> = Vec::new();
     for recording in all {
         let job = without_numbers(&recording.0);
@@ -435,7 +381,8 @@ mod tests {
         let counting = settings::parse("--conf", "backend:straight,layers:[statistics]").unwrap();
         for config in [config, counting] {
             let trial = measure(&recording, &config, Capacity::Limited, 1).unwrap();
-            let row = Row { conf: "backend:straight".to_owned(), need: Need::default(), trial };
+            let row =
+                ComparedConf { conf: "backend:straight".to_owned(), need: Need::default(), trial };
             let row = row.json("none", &recording);
             assert_eq!(row["peak_allocated_bytes"], 20 << 20);
             assert_eq!(row["peak_reserved_bytes"], 40 << 20);

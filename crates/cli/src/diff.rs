@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{ArgAction, Args};
 use serde_json::{Value, json};
 
 use stratalloc::config::shown;
@@ -12,29 +12,28 @@ use stratalloc_analysis::{
 };
 use stratalloc_recording::Trace;
 
-use super::assertion::{Condition, Difference, DifferenceVerdict, Judged};
-use super::junit::{self, Case};
+use super::assertion::{Difference, DifferenceVerdict, Judged};
+use super::command::{Command, Loops};
+use super::junit::Case;
+use super::options::Conditions;
 use super::outcome::{BadArguments, Outcome, Result, out, unless_closed};
 use super::recordings::{Devices, Recordings, limit_json, name_of};
 use super::show::Side::{Left, Right};
-use super::show::{UNKNOWN, emphasised, joined, mib, progress, shown_path, table};
+use super::show::{UNKNOWN, emphasised, is_json, joined, mib, progress, shown_path, table};
 
-/// Arguments of `diff`.
+/// Compare two recordings of one program: which code holds more memory, and the first request that
+/// differs.
 #[derive(Args, Debug)]
+#[command(
+    override_usage = "stratalloc diff [OPTIONS] <A> <B>",
+    after_help = "Example: stratalloc diff yesterday.pickle today.pickle --assert \"needs<=+2%\"",
+    mut_arg("files", |files| files.num_args(2).action(ArgAction::Set).value_names(["A", "B"]))
+)]
 pub(crate) struct DiffArguments {
     #[command(flatten)]
     recordings: Recordings,
-    /// Check a condition on the difference between B and A, such as live_peak<=+2%, needs<=+1GiB or
-    /// failures<=+0. needs is each recording's need as recorded. The exit code is 1 if it does not hold. Can
-    /// be given several times. A percentage is one of A's value.
-    #[arg(long, value_name = "CONDITION", allow_hyphen_values = true)]
-    assert: Vec<Condition<Difference>>,
-    /// Write the results of the conditions to this file, in JUnit's format.
-    #[arg(long, value_name = "FILE")]
-    junit: Option<PathBuf>,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    conditions: Conditions<Difference>,
 }
 
 /// The number of equal requests listed before the first one that differs.
@@ -44,12 +43,19 @@ const ROWS_SHOWN: usize = 10;
 /// The maximum number of places with different requests in the JSON object.
 const PLACES_MAX: usize = 100;
 
-pub(crate) fn run(args: &DiffArguments) -> Result<Outcome> {
+impl Command for DiffArguments {
+    fn run(&self, _: &Loops) -> Result<Outcome> {
+        run(self)
+    }
+}
+
+fn run(args: &DiffArguments) -> Result<Outcome> {
     let files = &args.recordings.files;
     if files.len() != 2 {
         return Err(BadArguments(format!("diff compares 2 recordings, not {}", files.len())).into());
     }
-    junit::check(args.junit.as_deref(), !args.assert.is_empty(), files)?;
+    let conditions = &args.conditions.assert;
+    args.conditions.check(!conditions.is_empty(), files)?;
     let mut sides: Vec<(String, Recorded)> = Vec::new();
     let mut read = |name: &str, trace: Trace| -> Result<Outcome> {
         let recording =
@@ -63,16 +69,16 @@ pub(crate) fn run(args: &DiffArguments) -> Result<Outcome> {
     let outcome = args.recordings.each_or(Devices::First, &mut read, &mut failed)?;
     let [(name_a, a), (name_b, b)] = sides.as_slice() else {
         let errors: Vec<String> = failed.into_iter().map(|failed| failed.error).collect();
-        args.write_junit(args.assert.iter().map(|one| one.unjudged(&errors.join(", and "))))?;
+        args.write_junit(conditions.iter().map(|one| one.unjudged(&errors.join(", and "))))?;
         return Ok(outcome);
     };
     let bar = progress(1, "aligning requests");
     let diff = &Diff::of(a, b);
     bar.finish_and_clear();
-    let verdicts = args.assert.iter().map(|one| one.check_difference(diff));
+    let verdicts = conditions.iter().map(|one| one.check_difference(diff));
     let verdicts: Vec<DifferenceVerdict> = verdicts.collect::<Result<_>>()?;
-    let found = Found { files, names: [name_a, name_b], diff, verdicts: &verdicts };
-    unless_closed(match args.json {
+    let found = Differences { files, names: [name_a, name_b], diff, verdicts: &verdicts };
+    unless_closed(match is_json() {
         true => writeln!(out(), "{}", found.json()),
         false => found.write(),
     })?;
@@ -81,13 +87,11 @@ pub(crate) fn run(args: &DiffArguments) -> Result<Outcome> {
 }
 
 impl DiffArguments {
-    /// Writes the JUnit file, if the user wants one.
     fn write_junit(&self, answers: impl Iterator<Item = Judged>) -> Result<()> {
-        let Some(file) = &self.junit else { return Ok(()) };
         let names: Vec<String> = self.recordings.files.iter().rev().map(|at| name_of(at)).collect();
         let name = names.join(" against ");
         let cases: Vec<Case> = answers.map(|answer| Case { name: name.clone(), answer }).collect();
-        junit::write(file, "diff", &cases)
+        self.conditions.write("diff", &cases)
     }
 }
 
@@ -104,14 +108,14 @@ fn signed_mib(bytes: i64) -> String {
 }
 
 /// The results for two recordings.
-struct Found<'a> {
+struct Differences<'a> {
     files: &'a [PathBuf],
     names: [&'a str; 2],
     diff: &'a Diff<'a>,
     verdicts: &'a [DifferenceVerdict],
 }
 
-impl Found<'_> {
+impl Differences<'_> {
     fn write(&self) -> io::Result<()> {
         let Self { files, diff, verdicts, .. } = self;
         let mut out = out();

@@ -13,11 +13,12 @@ use stratalloc::registry::{self, BuildOptions};
 use stratalloc_analysis::{counted_as, without_files};
 use stratalloc_sim::{EventMode, Sim, SimOptions};
 
+use super::command::{Command, Loops};
 use super::outcome::{Outcome, Result, out, write_stderr};
 use super::settings;
-use super::show::{Side, table};
+use super::show::{Side, is_json, table};
 
-/// Arguments of `explain`.
+/// Show the keys of a configuration, their values and where they come from.
 #[derive(Args, Debug)]
 pub(crate) struct Explain {
     /// Configuration string, plain or as an assignment: `PYTORCH_CUDA_ALLOC_CONF=...`. Default: the
@@ -26,12 +27,15 @@ pub(crate) struct Explain {
     /// Print every key, not only those that differ from their default.
     #[arg(long)]
     all: bool,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
-pub(crate) fn run(args: &Explain) -> Result<Outcome> {
+impl Command for Explain {
+    fn run(&self, _: &Loops) -> Result<Outcome> {
+        run(self)
+    }
+}
+
+fn run(args: &Explain) -> Result<Outcome> {
     let (variable, text, config) = match &args.conf {
         Some(text) => {
             let (variable, conf) = pasted(text);
@@ -64,7 +68,7 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
     });
     let is_shown = |row: &&ExplainRow| args.all || row.origin != Origin::Default || differs(row);
     let unbuilt = why_not_built(&config);
-    if args.json {
+    if is_json() {
         let keys = rows.iter().filter(is_shown).map(key_json).collect::<Vec<_>>();
         let warnings = config.warnings().iter().map(ToString::to_string);
         let warnings: Vec<_> = warnings.chain(notes).collect();

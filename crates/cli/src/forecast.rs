@@ -8,29 +8,44 @@ use std::str::FromStr;
 use clap::Args;
 use serde_json::{Value, json};
 
-use stratalloc::config::{Config, shown};
+use stratalloc::config::{Config, TorchVersion, shown};
 use stratalloc_analysis::{
-    BESIDES, Forecast, ForecastError, Need, Paste, Recording, Sample, SearchOptions, Sizes,
-    VALUE_MAX, counted_as, near,
+    BESIDES, Forecast, ForecastError, Need, Paste, Sample, SearchOptions, Sizes, VALUE_MAX,
+    counted_as, near,
 };
 use stratalloc_recording::{ReplayError, Trace};
 
-use super::compare::{DEFAULT_CONFS, NamedConf, with_own};
+use super::command::{Command, Loops};
 use super::diff::change;
+use super::options::ComparedConfs;
 use super::outcome::{BadArguments, Outcome, Result, out};
 use super::recordings::{Devices, Recordings};
+use super::settings::need_of;
 use super::show::Side::{Left, Right};
 use super::show::{
-    PYTORCHS, emphasised, joined, mib, paste_json, progress, shown_conf, shown_path, table,
-    value_or_dash,
+    PYTORCHS, emphasised, is_json, joined, mib, paste_json, progress, shown_conf, shown_path,
+    table, value_or_dash,
 };
 use super::size::Amount;
 
-/// Arguments of `forecast`.
+/// Forecast the memory that a program needs at a size at which it was not recorded.
 #[derive(Args, Debug)]
+#[command(
+    override_usage = "stratalloc forecast [OPTIONS] --for <NAME=VALUE> <NAME=VALUE:TRACE>...",
+    after_help = "Example: stratalloc forecast batch=2:a.pickle batch=4:b.pickle batch=6:c.pickle --for batch=24 \
+                  --fits 80GiB",
+    mut_arg("files", |files| {
+        files.value_name("NAME=VALUE:TRACE").help(
+            "Two or three recordings of one program, each with the value that a parameter had, such as \
+             batch=2:a.pickle",
+        )
+    })
+)]
 pub(crate) struct ForecastArguments {
     #[command(flatten)]
     recordings: Recordings,
+    #[command(flatten)]
+    confs: ComparedConfs,
     /// Value of the parameter for which to forecast, such as batch=24.
     #[arg(long = "for", value_name = "NAME=VALUE")]
     target: Parameter,
@@ -38,12 +53,6 @@ pub(crate) struct ForecastArguments {
     /// this share of --total-memory, such as 90%.
     #[arg(long, value_name = "SIZE", value_parser = Amount::parse)]
     fits: Option<Amount>,
-    /// Configuration to replay. Can be given several times. Default: the recorded one and those of compare.
-    #[arg(long)]
-    conf: Vec<String>,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// A parameter of the program and its value.
@@ -74,7 +83,7 @@ impl fmt::Display for Parameter {
 }
 
 /// The result of one configuration.
-struct Row {
+struct ForecastConf {
     conf: String,
     is_recorded: bool,
     need: Need,
@@ -85,30 +94,32 @@ struct Row {
 type Check = std::result::Result<[Option<u64>; 2], ForecastError>;
 
 /// Everything to print.
-struct Found<'a> {
+struct Forecasts<'a> {
     target: &'a Parameter,
+    torch: Option<TorchVersion>,
     fits: Option<u64>,
     values: Vec<u64>,
     forecast: &'a Forecast,
     check: Option<Check>,
     /// The configuration of `check`.
     check_conf: String,
-    rows: Vec<Row>,
+    rows: Vec<ForecastConf>,
 }
 
-pub(crate) fn run(args: &ForecastArguments) -> Result<Outcome> {
+impl Command for ForecastArguments {
+    fn run(&self, _: &Loops) -> Result<Outcome> {
+        run(self)
+    }
+}
+
+fn run(args: &ForecastArguments) -> Result<Outcome> {
     let total_bytes = args.recordings.total_memory;
     let fits =
         args.fits.map(|amount| amount.bytes(total_bytes)).transpose().map_err(BadArguments)?;
     let given = given(&args.recordings.files, &args.target)?;
     let files = given.iter().map(|(_, path)| path.clone()).collect();
     let recordings = args.recordings.of_files(files);
-    let texts = match args.conf.as_slice() {
-        [] => DEFAULT_CONFS.map(str::to_owned).to_vec(),
-        own => own.to_vec(),
-    };
-    let confs = texts.into_iter().map(|text| recordings.parse_conf(&text).map(|conf| (text, conf)));
-    let confs: Vec<NamedConf> = confs.collect::<Result<_>>()?;
+    let confs = args.confs.parsed(&recordings)?;
     let mut samples = Vec::new();
     for (value, path) in given {
         let mut add = |name: &str, trace: Trace| -> Result<Outcome> {
@@ -125,15 +136,15 @@ pub(crate) fn run(args: &ForecastArguments) -> Result<Outcome> {
     let forecast = Forecast::of(smaller, largest)?;
     let recorded = &largest.recording;
     let own = recorded.config.clone().map(|own| recorded.trace.as_recorded(own));
-    let confs = with_own(&confs, args.conf.is_empty(), recorded);
+    let confs = args.confs.with_recorded(&confs, recorded);
     let recording = forecast.at(args.target.value);
     let bar = progress(confs.len() as u64 + 1, &format!("forecasting {}", args.target));
     let mut rows = Vec::new();
     for (conf, config) in confs {
-        let need = need_of(&recording, &config)?;
+        let need = need_of(&recording, &config, &SearchOptions::QUICK)?;
         let largest = fits.map(|bytes| forecast.largest(&config, bytes)).transpose()?;
         let is_recorded = own.as_ref().is_some_and(|own| own.settings() == config.settings());
-        rows.push(Row { conf, is_recorded, need, largest: largest.flatten() });
+        rows.push(ForecastConf { conf, is_recorded, need, largest: largest.flatten() });
         bar.inc(1);
     }
     rows.sort_by_key(|row| (row.need.needs_bytes.unwrap_or(u64::MAX), !row.is_recorded));
@@ -145,8 +156,9 @@ pub(crate) fn run(args: &ForecastArguments) -> Result<Outcome> {
     };
     bar.inc(1);
     bar.finish_and_clear();
-    let found = Found {
+    let found = Forecasts {
         target: &args.target,
+        torch: args.confs.torch,
         fits,
         values: samples.iter().map(|sample| sample.value).collect(),
         forecast: &forecast,
@@ -154,10 +166,9 @@ pub(crate) fn run(args: &ForecastArguments) -> Result<Outcome> {
         check_conf,
         rows,
     };
-    if args.json {
-        writeln!(out(), "{}", found.json())?;
-    } else {
-        found.write()?;
+    match is_json() {
+        true => writeln!(out(), "{}", found.json())?,
+        false => found.write()?,
     }
     Ok(Outcome::Good)
 }
@@ -193,13 +204,6 @@ fn parse_given(file: &Path) -> Result<(Parameter, PathBuf), String> {
     Ok((parameter.parse()?, path.into()))
 }
 
-/// Searches for a need in the same steps as `compare`.
-fn need_of(recording: &Recording, config: &Config) -> Result<Need, ReplayError> {
-    let mut need = Need::search(recording, config, &SearchOptions::QUICK)?;
-    need.try_other_addresses(recording, config, &SearchOptions::QUICK)?;
-    Ok(need)
-}
-
 /// Forecasts the largest recorded value from the smaller two, under the recorded configuration.
 fn check(
     [smallest, middle]: [&Sample; 2],
@@ -211,7 +215,7 @@ fn check(
         Ok(from_two) => from_two,
         Err(error) => return Ok(Err(error)),
     };
-    let need = |forecast: &Forecast| need_of(&forecast.at(value), config);
+    let need = |forecast: &Forecast| need_of(&forecast.at(value), config, &SearchOptions::QUICK);
     Ok(Ok([need(&from_two)?.needs_bytes, need(forecast)?.needs_bytes]))
 }
 
@@ -229,7 +233,7 @@ fn listed(values: &[u64]) -> String {
     }
 }
 
-impl Found<'_> {
+impl Forecasts<'_> {
     fn write(&self) -> io::Result<()> {
         let mut out = out();
         writeln!(out, "{}", emphasised(&self.sentence()))?;
@@ -258,10 +262,11 @@ impl Found<'_> {
 
     fn sentence(&self) -> String {
         let target = self.target;
-        let need = |row: &Row| row.need.needs_bytes.map(|bytes| format!("{} MiB", near(bytes)));
+        let need =
+            |row: &ForecastConf| row.need.needs_bytes.map(|bytes| format!("{} MiB", near(bytes)));
         let [best, ..] = self.rows.as_slice() else { return String::new() };
         let Some(least) = need(best) else { return format!("{target} {}.", runs_nowhere()) };
-        let with = Paste::of(&best.conf, None);
+        let with = Paste::of(&best.conf, self.torch);
         match self.rows.iter().find(|row| row.is_recorded) {
             Some(recorded) if recorded.need.needs_bytes != best.need.needs_bytes => {
                 let needs = need(recorded).map(|needs| format!("needs {needs}"));
@@ -282,7 +287,7 @@ impl Found<'_> {
         let Some(most) = best.largest else {
             return Some(format!("In {fits} it does not run even with {name}=1."));
         };
-        let with = Paste::of(&best.conf, None);
+        let with = Paste::of(&best.conf, self.torch);
         Some(match self.rows.iter().find(|row| row.is_recorded) {
             Some(recorded) if recorded.largest != best.largest => {
                 let recorded = value_or_dash(recorded.largest);
@@ -351,7 +356,7 @@ impl Found<'_> {
                 "needs_bytes": row.need.needs_bytes,
                 "largest": row.largest,
             });
-            joined([row_json, paste_json(&Paste::of(&row.conf, None))])
+            joined([row_json, paste_json(&Paste::of(&row.conf, self.torch))])
         });
         json!({
             "parameter": self.target.name,

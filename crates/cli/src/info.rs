@@ -10,13 +10,16 @@ use stratalloc::registry;
 use stratalloc::size::human_bytes;
 
 use super::account;
+use super::command::{Command, Loops};
 use super::device::Device;
 use super::outcome::{Outcome, Result, out};
 use super::show::Side::{Left, Right};
-use super::show::table;
+use super::show::{is_json, table};
 
-/// Arguments of `info`.
+/// List the devices and strategies of this machine, and their features; or the owners of a device's
+/// memory.
 #[derive(Args, Debug)]
+#[command(after_help = "Example: stratalloc info --pid 4242")]
 pub(crate) struct Info {
     /// Device to list: sim, host or cuda:N. Default: all.
     #[arg(long)]
@@ -25,31 +28,30 @@ pub(crate) struct Info {
     /// for its answer.
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
-    /// Print one JSON object; with --pid, one for each device.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// A device and the processes that hold its memory, or the reason why the device cannot be used.
-type Found = (Device, Result<(DeviceInfo, Vec<&'static str>, Holders), String>);
+type DeviceRow = (Device, Result<(DeviceInfo, Vec<&'static str>, Processes), String>);
 
 /// The processes that hold memory of a device, largest first, or the reason why they cannot be listed.
-type Holders = Result<Vec<ProcessUsage>, String>;
+type Processes = Result<Vec<ProcessUsage>, String>;
 
-pub(crate) fn run(args: &Info) -> Result<Outcome> {
-    let devices = args.device.map_or_else(Device::all, |device| vec![device]);
-    if let Some(process) = args.pid {
-        return account::run(process, &devices, args.json);
+impl Command for Info {
+    fn run(&self, _: &Loops) -> Result<Outcome> {
+        let devices = self.device.map_or_else(Device::all, |device| vec![device]);
+        if let Some(process) = self.pid {
+            return account::run(process, &devices);
+        }
+        let found: Vec<DeviceRow> = devices.into_iter().map(find).collect();
+        match is_json() {
+            true => writeln!(out(), "{}", as_json(&found))?,
+            false => write_tables(&found)?,
+        }
+        Ok(Outcome::Good)
     }
-    let found: Vec<Found> = devices.into_iter().map(find).collect();
-    match args.json {
-        true => writeln!(out(), "{}", as_json(&found))?,
-        false => write_tables(&found)?,
-    }
-    Ok(Outcome::Good)
 }
 
-fn find(device: Device) -> Found {
+fn find(device: Device) -> DeviceRow {
     let opened = device.open(None).map_err(|error| error.to_string());
     let found = opened.map(|opened| {
         let driver = &*opened.driver;
@@ -58,8 +60,8 @@ fn find(device: Device) -> Found {
     (device, found)
 }
 
-fn as_json(found: &[Found]) -> Value {
-    let device = |(device, found): &Found| match found {
+fn as_json(found: &[DeviceRow]) -> Value {
+    let device = |(device, found): &DeviceRow| match found {
         Ok((info, can, holders)) => {
             let process =
                 |usage: &ProcessUsage| json!({"process": usage.process, "bytes": usage.used_bytes});
@@ -84,8 +86,8 @@ fn as_json(found: &[Found]) -> Value {
     })
 }
 
-fn write_tables(found: &[Found]) -> std::io::Result<()> {
-    let row = |(device, found): &Found| match found {
+fn write_tables(found: &[DeviceRow]) -> std::io::Result<()> {
+    let row = |(device, found): &DeviceRow| match found {
         Ok((info, can, _)) => {
             let memory = human_bytes(info.total_bytes);
             vec![device.to_string(), info.name.clone(), memory, can.join(", ")]
@@ -109,7 +111,7 @@ fn write_tables(found: &[Found]) -> std::io::Result<()> {
     table(&mut out, &[("backend", Left), ("what it is", Left)], &rows)
 }
 
-fn holder_rows((device, found): &Found) -> Vec<Vec<String>> {
+fn holder_rows((device, found): &DeviceRow) -> Vec<Vec<String>> {
     match found {
         Ok((_, _, Ok(list))) => {
             let row = |usage: &ProcessUsage| {
@@ -122,7 +124,7 @@ fn holder_rows((device, found): &Found) -> Vec<Vec<String>> {
     }
 }
 
-fn holders_of(driver: &dyn Driver) -> Holders {
+fn holders_of(driver: &dyn Driver) -> Processes {
     let Some(processes) = driver.processes() else {
         return Ok(Vec::new());
     };

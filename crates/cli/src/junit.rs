@@ -1,13 +1,12 @@
 //! Results of conditions as a JUnit file, which CI systems display.
 
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use stratalloc::config::shown;
 
 use super::assertion::Judged;
-use super::files;
-use super::outcome::{BadArguments, Outcome, Result};
+use super::outcome::{Outcome, Result};
 use super::show::shown_path;
 
 /// The answer for one condition on one recording.
@@ -16,21 +15,6 @@ pub(crate) struct Case {
     /// The recording, or the recordings that are compared.
     pub(crate) name: String,
     pub(crate) answer: Judged,
-}
-
-/// Returns an error if the file cannot be written: because there are no conditions, or because it is one of
-/// the recordings.
-pub(crate) fn check(
-    file: Option<&Path>,
-    has_conditions: bool,
-    recordings: &[PathBuf],
-) -> Result<(), BadArguments> {
-    let Some(file) = file else { return Ok(()) };
-    if !has_conditions {
-        let why = "--junit writes the results of conditions: --assert adds one";
-        return Err(BadArguments(why.to_owned()));
-    }
-    files::spare(recordings, file)
 }
 
 /// Writes a JUnit file with one test case for each condition.

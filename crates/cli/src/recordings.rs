@@ -14,7 +14,7 @@ use stratalloc_recording::{Limits, NoHistory, ReplayError, Trace, UnknownEntries
 
 use super::files;
 use super::outcome::{Outcome, Result, fraction, is_closed_pipe, write_stderr};
-use super::settings::{self, BadConf};
+use super::settings::{self, BadConf, NamedConf};
 use super::show::{progress, shown_path};
 use super::size::size;
 
@@ -103,6 +103,11 @@ impl Recordings {
         files::spare_from(&config, &self.files)?;
         settings::write_idle_keys(&config, self.memory_fraction.is_some());
         Ok(config)
+    }
+
+    /// Parses several configurations as [`parse_conf`](Self::parse_conf) does.
+    pub(crate) fn parse_confs(&self, texts: &[String]) -> Result<Vec<NamedConf>> {
+        texts.iter().map(|text| Ok((text.clone(), self.parse_conf(text)?))).collect()
     }
 
     /// Reads each recording and processes each selected device in turn. Reads a file once per device, so

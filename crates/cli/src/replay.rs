@@ -11,18 +11,20 @@ use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Statistics;
 use stratalloc_analysis::{
-    Answer, Capacity, Memory, Need, Question, Recording, SearchOptions, counted, counted_as,
-    described, measure_watched, snapshot_of,
+    Answer, Capacity, Memory, Question, Recording, SearchOptions, counted, counted_as, described,
+    measure_watched, snapshot_of,
 };
 use stratalloc_recording::{self, Run, Trace, Verification, Workload};
 
+use super::command::{Command, Loops};
 use super::device::{Device, Opened};
 use super::outcome::{BadArguments, Outcome, Result, out, unless_closed, write_stderr};
 use super::recordings::{Devices, Recordings, limit_json, write_remarks};
-use super::show::{joined, mib, progress, shown_conf, shown_path};
-use super::{files, settings, text};
+use super::settings::{self, NamedConf};
+use super::show::{is_json, joined, mib, progress, shown_conf, shown_path};
+use super::{files, text};
 
-/// Arguments of `replay`.
+/// Repeat recordings on an allocator.
 #[derive(Args, Debug)]
 pub(crate) struct Replay {
     #[command(flatten)]
@@ -45,18 +47,21 @@ pub(crate) struct Replay {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeat: u32,
     /// Write the final statistics to this file, as flat JSON with PyTorch's keys.
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
     /// Write a snapshot with the final layout and the history of the replay to this file, for PyTorch's
     /// viewers: a pickle, or JSON if the name ends in .json.
-    #[arg(long)]
+    #[arg(long, value_name = "FILE")]
     snapshot: Option<PathBuf>,
-    /// Print one JSON object per line.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
-pub(crate) fn run(args: &Replay) -> Result<Outcome> {
+impl Command for Replay {
+    fn run(&self, _: &Loops) -> Result<Outcome> {
+        run(self)
+    }
+}
+
+fn run(args: &Replay) -> Result<Outcome> {
     let (stats, snapshot) = (args.stats.is_some(), args.snapshot.is_some());
     let (several, real) = (args.recordings.files.len() > 1, args.device != Device::Sim);
     let refused = [
@@ -76,30 +81,23 @@ pub(crate) fn run(args: &Replay) -> Result<Outcome> {
     for file in [&args.stats, &args.snapshot].into_iter().flatten() {
         files::spare(&args.recordings.files, file)?;
     }
-    let chosen = match &args.conf {
-        Some(text) => Some((text.as_str(), args.recordings.parse_conf(text)?)),
-        None => None,
-    };
+    let chosen = args.recordings.parse_confs(args.conf.as_slice())?.pop();
     // Statistics, snapshots and events are those of one device.
     let wanted =
         if stats || snapshot || args.at.is_some() { Devices::First } else { Devices::Each };
     args.recordings.each(wanted, &mut |name, trace| replay_one(args, chosen.as_ref(), name, trace))
 }
 
-/// A configuration string with the parsed configuration.
-type NamedConf<'a> = (&'a str, Config);
-
 fn replay_one(
     args: &Replay,
-    chosen: Option<&NamedConf<'_>>,
+    chosen: Option<&NamedConf>,
     name: &str,
     trace: Trace,
 ) -> Result<Outcome> {
     let own = settings::recorded(&trace.conf);
-    let recorded_conf = trace.conf.clone();
     let (text, config) = match chosen {
-        Some((text, config)) => (*text, config.clone()),
-        None => (recorded_conf.as_str(), settings::recorded(&trace.conf)?),
+        Some(chosen) => chosen.clone(),
+        None => (trace.conf.clone(), settings::recorded(&trace.conf)?),
     };
     let memory = args.recordings.memory();
     let mut recording = match args.at {
@@ -136,10 +134,9 @@ fn replay_one(
         saved.map_err(|error| format!("{}: {error}", shown_path(file)))?;
     }
     // The need is searched only for JSON output, because that takes many replays.
-    let needed = match args.json && args.device == Device::Sim {
+    let needed = match is_json() && args.device == Device::Sim {
         true => {
-            let mut need = Need::search(&recording, &config, &SearchOptions::QUICK)?;
-            need.try_other_addresses(&recording, &config, &SearchOptions::QUICK)?;
+            let need = settings::need_of(&recording, &config, &SearchOptions::QUICK)?;
             json!({
                 "reserved_unlimited_bytes": need.reserved_unlimited_bytes,
                 "needs_bytes": need.needs_bytes,
@@ -148,11 +145,12 @@ fn replay_one(
         }
         false => Value::Null,
     };
-    let done = Done { recording: &recording, statistics, run: &run, device_ns, verification };
-    let heading = [name, text, &args.device.to_string()];
-    let printed = match args.json {
-        true => writeln!(out(), "{}", joined([done.json(heading), needed])),
-        false => done
+    let replayed =
+        Replayed { recording: &recording, statistics, run: &run, device_ns, verification };
+    let heading = [name, &text, &args.device.to_string()];
+    let printed = match is_json() {
+        true => writeln!(out(), "{}", joined([replayed.json(heading), needed])),
+        false => replayed
             .write(heading, args.recordings.memory() != Memory::default())
             .and_then(|()| write_limit(&recording)),
     };
@@ -173,7 +171,7 @@ fn without_history(args: &Replay, found: &Answer, question: &Question) -> Result
         let what = if args.verify { "nothing can be verified" } else { "nothing can be replayed" };
         return Err(format!("{name}: {what}: {why}").into());
     }
-    if args.json {
+    if is_json() {
         let device = json!({
             "conf": found.recorded.conf,
             "device": args.device.to_string(),
@@ -297,7 +295,7 @@ fn write_statistics(file: &Path, statistics: &Statistics) -> Result<()> {
 }
 
 /// The results of a replay: of one or several passes, a verification, or both.
-struct Done<'a> {
+struct Replayed<'a> {
     recording: &'a Recording,
     statistics: &'a Statistics,
     run: &'a Run,
@@ -306,7 +304,7 @@ struct Done<'a> {
     verification: Option<&'a Verification>,
 }
 
-impl Done<'_> {
+impl Replayed<'_> {
     fn ns_per_op(&self) -> f64 {
         (self.run.ns_per_op * 10.0).round() / 10.0
     }

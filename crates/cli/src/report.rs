@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use stratalloc::config::{TorchVersion, shown};
+use stratalloc::config::shown;
 use stratalloc::files::NewFile;
-use stratalloc_analysis::{
-    AdviceOptions, Question, Recording, Timeline, answer, counted_as, curves,
-};
+use stratalloc_analysis::{Question, Recording, Timeline, answer, counted_as, curves};
 use stratalloc_page::{Drawn, HOLDERS, PAGE_BYTES};
 use stratalloc_recording::Trace;
 
+use super::command::{Command, Loops};
+use super::options::{ExtraConfs, PageFile, SearchArguments};
 use super::outcome::{BadArguments, Outcome, Result, out, write_stderr};
 use super::recordings::{Devices, Recordings, name_of};
 use super::show::{mib, progress, shown_path};
@@ -22,43 +22,47 @@ use super::{files, settings};
 /// request. Logs of requests are replayed once in any case.
 const OPERATIONS_SEARCHED: usize = 1_000_000;
 
-/// Arguments of `report`.
+/// Write a page for a browser that shows how memory was used.
 #[derive(Args, Debug)]
-pub(crate) struct Report {
+#[command(mut_arg("output", |output| {
+    output.help(
+        "Write the page to this file; - is standard output. Default: next to the first recording, run.html for \
+         run.pickle",
+    )
+}))]
+pub(crate) struct ReportArguments {
     #[command(flatten)]
     recordings: Recordings,
-    /// File to write; - is standard output. Default: next to the first recording, run.html for
-    /// run.pickle.
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-    /// Configuration to show besides the best ones. Can be given several times.
-    #[arg(long)]
-    conf: Vec<String>,
+    #[command(flatten)]
+    extra: ExtraConfs,
+    #[command(flatten)]
+    search: SearchArguments,
     /// Search settings for recordings of more than a million operations, too: takes minutes.
     #[arg(long)]
     needs: bool,
-    /// Try only the settings that help most often: seconds instead of up to a minute.
-    #[arg(long)]
-    quick: bool,
-    /// Version of PyTorch that the settings are for, such as 2.8. Default: the oldest that can have made
-    /// the recording.
-    #[arg(long, value_name = "VERSION")]
-    torch: Option<TorchVersion>,
+    #[command(flatten)]
+    page: PageFile,
 }
 
-pub(crate) fn run(args: &Report) -> Result<Outcome> {
-    let output = match &args.output {
+impl Command for ReportArguments {
+    fn run(&self, _: &Loops) -> Result<Outcome> {
+        run(self)
+    }
+
+    fn can_print_json(&self) -> bool {
+        false
+    }
+}
+
+fn run(args: &ReportArguments) -> Result<Outcome> {
+    let output = match &args.page.output {
         Some(output) => output.clone(),
         None => beside(&args.recordings.files)?,
     };
     files::spare(&args.recordings.files, &output)?;
-    let settings = args
-        .conf
-        .iter()
-        .map(|text| args.recordings.parse_conf(text).map(|config| (text.clone(), config)));
     let question = Question {
-        advice: AdviceOptions { quick: args.quick, torch: args.torch, ..AdviceOptions::default() },
-        settings: settings.collect::<Result<_, _>>()?,
+        advice: args.search.options(),
+        settings: args.recordings.parse_confs(&args.extra.conf)?,
         holders: HOLDERS,
         ..Question::default()
     };
@@ -91,7 +95,7 @@ pub(crate) fn run(args: &Report) -> Result<Outcome> {
 
 /// Adds a recording to a page.
 fn add(
-    args: &Report,
+    args: &ReportArguments,
     question: &Question,
     report: &mut stratalloc_page::Report,
     name: &str,

@@ -4,8 +4,13 @@ use stratalloc::config::{
     Config, ConfigError, FromEnvironment, Origin, Span, from_process, nearest_of,
 };
 use stratalloc::registry::{self, BuildError};
+use stratalloc_analysis::{Need, Recording, SearchOptions};
+use stratalloc_recording::ReplayError;
 
 use super::outcome::{BadArguments, Result, write_stderr};
+
+/// A configuration string with the parsed configuration.
+pub(crate) type NamedConf = (String, Config);
 
 /// A configuration string that could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -97,9 +102,20 @@ pub(crate) fn write_idle_keys(config: &Config, has_limit: bool) {
     }
 }
 
+/// Searches the need of a recording, with all orders of addresses.
+pub(crate) fn need_of(
+    recording: &Recording,
+    config: &Config,
+    options: &SearchOptions,
+) -> Result<Need, ReplayError> {
+    let mut need = Need::search(recording, config, options)?;
+    need.try_other_addresses(recording, config, options)?;
+    Ok(need)
+}
+
 /// Returns the configurations in `texts`. If there are none, returns that of the environment, or
 /// `backend:native`.
-pub(crate) fn confs_or_default(texts: &[String]) -> Result<Vec<(String, Config)>, BadConf> {
+pub(crate) fn confs_or_default(texts: &[String]) -> Result<Vec<NamedConf>, BadConf> {
     if !texts.is_empty() {
         let parsed = |text: &String| Ok((text.clone(), parse("--conf", text)?));
         let confs: Vec<_> = texts.iter().map(parsed).collect::<Result<_, _>>()?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
-pub(crate) use super::table::{Side, table, table_text};
+pub(crate) use super::table::{Side, is_json, table, table_text};
 use stratalloc::config::shown;
 use stratalloc_analysis::{Paste, Setting};
 

@@ -7,46 +7,42 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use stratalloc::config::{Config, TorchVersion, shown};
+use stratalloc::config::{TorchVersion, shown};
 use stratalloc_analysis::{
-    AdviceOptions, Advised, Found, Group, Paste, Scanned, State, Sweep, counted_as, grouped,
+    Advised, Found, Group, Paste, Scanned, State, Sweep, counted_as, grouped,
 };
 use stratalloc_recording::Trace;
 
+use super::command::{Command, Loops};
+use super::files;
+use super::options::{ExtraConfs, PageFile, SearchArguments};
 use super::outcome::{BadArguments, Outcome, Result, out, write_stderr};
 use super::recordings::Recordings;
 use super::report::Target;
+use super::settings::{self, NamedConf};
 use super::show::Side::{Left, Right};
-use super::show::{joined, mib, paste_json, progress, shown_conf, table, table_text};
-use super::{files, settings};
+use super::show::{is_json, joined, mib, paste_json, progress, shown_conf, table, table_text};
 
-/// Arguments of `sweep`.
+/// Analyse the recordings of many ranks: those with equal requests once, and which ranks differ.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Example: stratalloc sweep --quick --state sweep.state --output sweep.html ranks/*.pickle"
+)]
 pub(crate) struct SweepArguments {
     #[command(flatten)]
     recordings: Recordings,
-    /// Try only the settings that help most often: seconds for each group instead of up to a minute.
-    #[arg(long)]
-    quick: bool,
-    /// Configuration to try on all recordings, besides the best ones. Can be given several times.
-    #[arg(long)]
-    conf: Vec<String>,
-    /// Version of PyTorch that the settings are for, such as 2.8. Default: the oldest that can have made
-    /// a recording.
-    #[arg(long, value_name = "VERSION")]
-    torch: Option<TorchVersion>,
+    #[command(flatten)]
+    extra: ExtraConfs,
+    #[command(flatten)]
+    search: SearchArguments,
     /// Number of threads. Default: the number of processors.
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
     /// File to which finished work is added. A run with the same file does only the rest.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
-    /// Page to write, with a table of the groups.
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-    /// Print one JSON object for each recording and each group when it is done, and one with all results.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    page: PageFile,
     /// Do only this part of the work and print its results as JSON. For programs that distribute a sweep.
     #[arg(long, hide = true)]
     part: Option<Part>,
@@ -69,36 +65,40 @@ enum Part {
 /// The maximum number of groups whose difference is printed, and of recordings that are named for each.
 const SHOWN: [usize; 2] = [20, 4];
 
-pub(crate) fn run(args: &SweepArguments) -> Result<Outcome> {
+impl Command for SweepArguments {
+    fn run(&self, _: &Loops) -> Result<Outcome> {
+        run(self)
+    }
+}
+
+fn run(args: &SweepArguments) -> Result<Outcome> {
     let mut paths = args.recordings.files.clone();
     if paths.iter().any(|path| path == Path::new("-")) {
         return Err(BadArguments("sweep reads files, not standard input".to_owned()).into());
     }
-    if args.output.as_deref() == Some(Path::new("-")) {
+    let output = &args.page.output;
+    if output.as_deref() == Some(Path::new("-")) {
         return Err(BadArguments("sweep writes its page to a file only".to_owned()).into());
     }
-    for written in args.state.iter().chain(&args.output) {
+    for written in args.state.iter().chain(output) {
         files::spare(&paths, written)?;
     }
-    if let (Some(state), Some(output)) = (&args.state, &args.output)
+    if let (Some(state), Some(output)) = (&args.state, output)
         && files::is_same(state, output)
     {
         let text = "--state and --output name the same file; give each its own";
         return Err(BadArguments(text.to_owned()).into());
     }
-    let confs = args.conf.iter();
-    let confs = confs.map(|text| args.recordings.parse_conf(text).map(|conf| (text.clone(), conf)));
-    let confs: Vec<(String, Config)> = confs.collect::<Result<_>>()?;
-    let target = args.output.as_deref().map(Target::open).transpose()?;
+    let confs = args.recordings.parse_confs(&args.extra.conf)?;
+    let target = output.as_deref().map(Target::open).transpose()?;
     let state = args.state.as_deref().map(State::open).transpose()?.unwrap_or_default();
     let jobs = args.jobs.or_else(|| std::thread::available_parallelism().ok());
     let jobs = jobs.map_or(1, NonZero::get);
     let read = |path: &Path| -> Result<Trace, String> { args.recordings.read_silently(path) };
     let parse = |text: &str| settings::recorded(text).map_err(|error| error.to_string());
-    let advice = AdviceOptions { quick: args.quick, torch: args.torch, ..AdviceOptions::default() };
     let against = args.against.as_ref().map(|_| paths.len());
     paths.extend(args.against.clone());
-    let options = (args.recordings.memory(), advice);
+    let options = (args.recordings.memory(), args.search.options());
     let sweep =
         Sweep::new(&paths, (&read, &parse), args.recordings.read_options(), options, &state);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(jobs).build()?;
@@ -110,7 +110,9 @@ pub(crate) fn run(args: &SweepArguments) -> Result<Outcome> {
     };
     let Some(found) = done? else { return Ok(Outcome::Good) };
     if let Some(target) = target {
-        target.write(stratalloc_page::sweep_page(&found, &names(args), args.torch).as_bytes())?;
+        target.write(
+            stratalloc_page::sweep_page(&found, &names(args), args.search.torch).as_bytes(),
+        )?;
     }
     write(args, &found)?;
     let is_complete = found.analysed().count() == found.groups.len() && found.unread.is_empty();
@@ -125,7 +127,7 @@ fn names(args: &SweepArguments) -> Vec<String> {
 struct Job<'a> {
     args: &'a SweepArguments,
     sweep: Sweep<'a>,
-    confs: Vec<(String, Config)>,
+    confs: Vec<NamedConf>,
 }
 
 impl Job<'_> {
@@ -135,7 +137,7 @@ impl Job<'_> {
 
     /// Prints a line of JSON, if the user wants JSON.
     fn line(&self, line: &Value) -> io::Result<()> {
-        if self.args.json || self.args.part.is_some() { writeln!(out(), "{line}") } else { Ok(()) }
+        if is_json() || self.args.part.is_some() { writeln!(out(), "{line}") } else { Ok(()) }
     }
 
     fn scan(&self, jobs: usize) -> io::Result<Found> {
@@ -207,7 +209,7 @@ impl Job<'_> {
             let config = own.map_or_else(|| settings::recorded(conf), Ok);
             config.map(|config| (conf.clone(), config)).map_err(|error| error.to_string())
         };
-        let confs: Result<Vec<(String, Config)>, String> = found.confs.iter().map(config).collect();
+        let confs: Result<Vec<NamedConf>, String> = found.confs.iter().map(config).collect();
         let confs = confs.map_err(io::Error::other)?;
         for group in &mut found.groups {
             let Ok(Advised { best_conf, best_needs_bytes, .. }) = &group.advised else { continue };
@@ -217,7 +219,7 @@ impl Job<'_> {
             match self.sweep.needs(group.analysed, &others)? {
                 Ok(needs) => {
                     let mut needs = needs.into_iter();
-                    let need = |(conf, _): &(String, Config)| match conf == best_conf {
+                    let need = |(conf, _): &NamedConf| match conf == best_conf {
                         true => *best_needs_bytes,
                         false => needs.next().flatten(),
                     };
@@ -252,7 +254,7 @@ impl Job<'_> {
 
     fn group_json(&self, at: usize, group: &Group, largest: usize) -> Value {
         let names = group.members.iter().map(|index| self.name(*index));
-        group_json(at, group, names.collect(), &self.name(largest), self.args.torch)
+        group_json(at, group, names.collect(), &self.name(largest), self.args.search.torch)
     }
 }
 
@@ -293,10 +295,10 @@ fn group_json(
 /// Prints the results.
 fn write(args: &SweepArguments, found: &Found) -> io::Result<()> {
     let names = names(args);
-    let (heading, rows) = rows(found, &names, args.torch);
-    let facts = facts(found, &names, args.torch);
+    let (heading, rows) = rows(found, &names, args.search.torch);
+    let facts = facts(found, &names, args.search.torch);
     let mut out = out();
-    if !args.json {
+    if !is_json() {
         table(&mut out, &heading, &rows)?;
         return facts.iter().try_for_each(|fact| writeln!(out, "{}", shown(fact)));
     }
@@ -309,13 +311,13 @@ fn write(args: &SweepArguments, found: &Found) -> io::Result<()> {
         let members: Vec<String> = group.members.iter().map(|at| names[*at].clone()).collect();
         for index in &group.members {
             let row = json!({"recording": names[*index], "group": at + 1});
-            of_all[*index] = Some(with_paste(row, group, args.torch));
+            of_all[*index] = Some(with_paste(row, group, args.search.torch));
         }
-        group_json(at, group, members, largest, args.torch)
+        group_json(at, group, members, largest, args.search.torch)
     });
     let groups: Vec<Value> = groups.collect();
     let advice = found.advice().map(|(conf, bytes)| {
-        let paste = paste_json(&Paste::of(conf, args.torch));
+        let paste = paste_json(&Paste::of(conf, args.search.torch));
         joined([json!({"conf": conf, "needs_bytes": bytes}), paste])
     });
     let lines = facts.iter().map(|fact| format!("\n{}", shown(fact)));
@@ -330,10 +332,10 @@ fn write(args: &SweepArguments, found: &Found) -> io::Result<()> {
     writeln!(out, "{all}")
 }
 
-type Rows = (Vec<(&'static str, super::show::Side)>, Vec<Vec<String>>);
+type GroupTable = (Vec<(&'static str, super::show::Side)>, Vec<Vec<String>>);
 
 /// Returns the table of the groups.
-fn rows(found: &Found, names: &[String], torch: Option<TorchVersion>) -> Rows {
+fn rows(found: &Found, names: &[String], torch: Option<TorchVersion>) -> GroupTable {
     let need = |bytes: Option<u64>| bytes.map_or_else(|| "none fits".to_owned(), |b| mib(b as f64));
     let worst = found.worst().map(|group| group.analysed);
     let row = |group: &Group| {

@@ -11,18 +11,22 @@ use clap::{Args, ValueEnum};
 
 use stratalloc::config::shown;
 
-/// Options of tables.
+/// Options of the output of all commands.
 #[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Output options")]
 pub(crate) struct TableOptions {
-    /// Print all columns, even if the terminal is too narrow.
+    /// Print JSON, as --format json does.
     #[arg(long, global = true)]
-    wide: bool,
+    json: bool,
+    /// Format of the results.
+    #[arg(long, global = true, value_enum)]
+    format: Option<Format>,
     /// Sort the rows of tables by the column whose name contains this.
     #[arg(long, global = true, value_name = "COLUMN")]
     sort: Option<String>,
-    /// Format of the results.
-    #[arg(long, global = true, value_enum)]
-    pub(crate) format: Option<Format>,
+    /// Print all columns, even if the terminal is too narrow.
+    #[arg(long, global = true)]
+    wide: bool,
 }
 
 /// An output format.
@@ -43,6 +47,11 @@ static IS_SORTED: AtomicBool = AtomicBool::new(false);
 /// Sets the options of all tables. Only the first call has an effect.
 pub(crate) fn set_options(options: &TableOptions) {
     let _ = OPTIONS.set(options.clone());
+}
+
+/// Returns true if the results are to be printed as JSON.
+pub(crate) fn is_json() -> bool {
+    OPTIONS.get().is_some_and(|options| options.json || options.format == Some(Format::Json))
 }
 
 /// Returns the name of the column to sort by, if no printed table has such a column.

@@ -21,6 +21,7 @@ use stratalloc::ids::StreamId;
 use stratalloc::registry::BuildOptions;
 use stratalloc::strategies::Strategy;
 
+use super::command::Command;
 use super::device::{Device, Opened};
 use super::outcome::{BadArguments, Outcome, Result};
 use super::settings;
@@ -30,7 +31,7 @@ use cells::Cell;
 use loops::Loops;
 use results::{Results, Subject};
 
-/// Arguments of `bench`.
+/// Time the hot path, and the floors of this machine.
 #[derive(Args, Debug)]
 pub(crate) struct Bench {
     /// Configuration to time. Can be given several times. Default: the environment's, or native.
@@ -45,9 +46,6 @@ pub(crate) struct Bench {
     /// Largest number of threads for cases with several: 1 to 1024.
     #[arg(long, default_value_t = default_threads(), value_parser = threads)]
     threads: usize,
-    /// Print one JSON object per line.
-    #[arg(long)]
-    pub(crate) json: bool,
     /// Read lines such as `pair:512B backend:native` from standard input, and time one case of one
     /// thread briefly for each. For programs that time other allocators in between. `driver` stands for
     /// the device's stream-ordered pool without an allocator. `floor:lock_pair` needs no configuration;
@@ -94,7 +92,13 @@ const ROUNDS: usize = 5;
 /// No further round of a case begins after this much time per subject.
 const ROUNDS_TIME: Duration = Duration::from_secs(4);
 
-pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
+impl Command for Bench {
+    fn run(&self, loops: &Loops) -> Result<Outcome> {
+        run(self, loops)
+    }
+}
+
+fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
     if args.turns {
         return turns::run(args, loops);
     }
@@ -110,7 +114,7 @@ pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
         timed.push((subject("driver"), What::DriverPool));
     }
     let (subjects, timed) = timed.into_iter().unzip();
-    let (results, bar) = (Results::new(args.json), spinner());
+    let (results, bar) = (Results::default(), spinner());
     let mut session = Session { args, loops, subjects, timed, results, bar };
     session.floors()?;
     if has("cpu") {

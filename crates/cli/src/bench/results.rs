@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::super::outcome::out;
-use super::super::show::{Side, shown_conf, table};
+use super::super::show::{Side, is_json, shown_conf, table};
 use super::cases::Together;
 
 /// The subject of a timing: a configuration on a device, or another allocator.
@@ -24,7 +24,7 @@ impl Subject {
 
 /// The result of a case for one subject, as JSON.
 #[derive(Serialize)]
-pub(super) struct Row<'a> {
+pub(super) struct CaseResult<'a> {
     case: &'a str,
     threads: usize,
     conf: &'a str,
@@ -35,7 +35,7 @@ pub(super) struct Row<'a> {
     spread: Option<f64>,
 }
 
-impl<'a> Row<'a> {
+impl<'a> CaseResult<'a> {
     /// Returns the median of the timings; `None` if there are none.
     pub(super) fn of(
         case: &'a str,
@@ -75,9 +75,9 @@ fn rounded(number: f64, parts: f64) -> f64 {
     (number * parts).round() / parts
 }
 
-/// All results.
+/// All results. With `--json` each row is printed immediately; otherwise [`print`](Self::print) prints all.
+#[derive(Default)]
 pub(super) struct Results {
-    json: bool,
     subjects: Vec<Subject>,
     /// Each case with its number of threads, in the order in which they were timed, and the table cell
     /// for each subject. A line may end before the last subject.
@@ -85,12 +85,6 @@ pub(super) struct Results {
 }
 
 impl Results {
-    /// Creates empty results. With `json` each row is printed immediately; otherwise
-    /// [`print`](Self::print) prints all.
-    pub(super) fn new(json: bool) -> Self {
-        Self { json, subjects: Vec::new(), lines: Vec::new() }
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
@@ -104,7 +98,7 @@ impl Results {
         subject: &Subject,
         times: Vec<Together>,
     ) -> io::Result<()> {
-        let Some(row) = Row::of(case, threads, subject, times) else {
+        let Some(row) = CaseResult::of(case, threads, subject, times) else {
             return Ok(());
         };
         let known = self.subjects.iter().position(|known| known == subject);
@@ -122,12 +116,12 @@ impl Results {
             cells.resize(column + 1, String::new());
         }
         cells[column] = row.cell();
-        if self.json { row.print_json() } else { Ok(()) }
+        if is_json() { row.print_json() } else { Ok(()) }
     }
 
     /// Prints the table and then the names of the columns.
     pub(super) fn print(&self) -> io::Result<()> {
-        if self.json {
+        if is_json() {
             return Ok(());
         }
         let names: Vec<String> = self.subjects.iter().enumerate().map(name_of).collect();
@@ -171,11 +165,11 @@ mod tests {
     fn a_row_has_the_median_and_the_quartiles_around_it() {
         let subject = Subject { conf: "backend:native".to_owned(), device: "sim".to_owned() };
         let times = [10.0, 30.0, 20.0, 25.0, 15.0].map(|ns| Together { ns, mops: 1000.0 / ns });
-        let row = Row::of("pair", 1, &subject, times.to_vec()).unwrap();
+        let row = CaseResult::of("pair", 1, &subject, times.to_vec()).unwrap();
         assert_eq!((row.ns_per_op, row.mops, row.spread), (20.0, 50.0, Some(0.25)));
         assert_eq!(row.cell(), "20.0 ±25%");
-        let once = Row::of("pair", 1, &subject, vec![times[0]]).unwrap();
+        let once = CaseResult::of("pair", 1, &subject, vec![times[0]]).unwrap();
         assert_eq!((once.spread, once.cell()), (None, "10.0".to_owned()));
-        assert!(Row::of("pair", 1, &subject, Vec::new()).is_none());
+        assert!(CaseResult::of("pair", 1, &subject, Vec::new()).is_none());
     }
 }

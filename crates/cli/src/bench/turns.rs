@@ -11,7 +11,7 @@ use std::io::{BufRead, Write};
 use super::super::outcome::{BadArguments, Result, out};
 use super::cases::{Effort, Together};
 use super::loops::Loops;
-use super::results::{Row, Subject};
+use super::results::{CaseResult, Subject};
 use super::{Bench, Outcome, Shown, What, cells, one, settings};
 
 pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
@@ -23,7 +23,7 @@ pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
         let (case, conf) = line.split_once(' ').unwrap_or((line.as_str(), ""));
         let subject = Subject { conf: conf.to_owned(), device: device.clone() };
         let timed = time(args, loops, case, conf)?;
-        match Row::of(case, 1, &subject, timed.into_iter().collect()) {
+        match CaseResult::of(case, 1, &subject, timed.into_iter().collect()) {
             Some(row) => row.print_json()?,
             None => writeln!(out(), "null")?,
         }

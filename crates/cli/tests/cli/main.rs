@@ -19,6 +19,7 @@ mod luck;
 mod made;
 mod needs;
 mod newer;
+mod options;
 mod pastes;
 mod pluggable;
 mod report;

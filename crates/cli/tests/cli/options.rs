@@ -1,0 +1,125 @@
+//! Options that several commands share: their names, texts and order.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+const COMMANDS: [&str; 11] = [
+    "explain",
+    "info",
+    "replay",
+    "advise",
+    "compare",
+    "diff",
+    "forecast",
+    "sweep",
+    "report",
+    "bench",
+    "completions",
+];
+
+/// The options of more than one command, in the order of every help text.
+const SHARED: [&str; 19] = [
+    "--total-memory <SIZE>",
+    "--memory-fraction <MEMORY_FRACTION>",
+    "--recorded-device <RECORDED_DEVICE>",
+    "--max-input <SIZE>",
+    "--conf <CONF>",
+    "--quick",
+    "--time <SECONDS>",
+    "--torch <VERSION>",
+    "--device <DEVICE>",
+    "--fits <SIZE>",
+    "--assert <CONDITION>",
+    "--junit <FILE>",
+    "-o, --output <FILE>",
+    "-h, --help",
+    "-V, --version",
+    "--json",
+    "--format <FORMAT>",
+    "--sort <COLUMN>",
+    "--wide",
+];
+
+/// Options whose meaning depends on the command.
+const OWN_TEXT: [&str; 5] = [
+    "--conf <CONF>",
+    "--device <DEVICE>",
+    "--fits <SIZE>",
+    "--assert <CONDITION>",
+    "-o, --output <FILE>",
+];
+
+/// Returns the options in a help text with their texts, in order.
+fn options(command: &str) -> Vec<(String, String)> {
+    let mut options: Vec<(String, String)> = Vec::new();
+    for line in ok(&[command, "--help"]).stdout.lines() {
+        if line.trim_start().starts_with('-') && line.len() - line.trim_start().len() < 8 {
+            options.push((line.trim().to_owned(), String::new()));
+        } else if let Some((_, text)) = options.last_mut().filter(|_| line.starts_with("    ")) {
+            text.push_str(line);
+        }
+    }
+    options
+}
+
+#[test]
+fn an_option_of_several_commands_has_one_name_one_text_and_one_place() {
+    let mut texts: BTreeMap<String, (String, &str)> = BTreeMap::new();
+    for command in COMMANDS {
+        let options = options(command);
+        let place = |name: &str| SHARED.iter().position(|shared| *shared == name);
+        let places: Vec<usize> = options.iter().filter_map(|(name, _)| place(name)).collect();
+        assert!(places.is_sorted(), "{command}: {options:?}");
+        for (name, text) in options {
+            let (known, first) = texts.entry(name.clone()).or_insert((text.clone(), command));
+            assert!(*first == command || place(&name).is_some(), "{name} of {first} and {command}");
+            let is_same = *known == text || OWN_TEXT.contains(&name.as_str());
+            assert!(is_same, "{name} of {first} and {command}: {known} | {text}");
+        }
+    }
+    for (option, commands) in [
+        ("--quick", vec!["advise", "sweep", "report"]),
+        ("--time <SECONDS>", vec!["advise", "sweep", "report"]),
+        ("--torch <VERSION>", vec!["advise", "compare", "forecast", "sweep", "report"]),
+        ("--json", COMMANDS.to_vec()),
+    ] {
+        for command in commands {
+            let has = options(command).iter().any(|(name, _)| name == option);
+            assert!(has, "{command} has no {option}");
+        }
+    }
+}
+
+#[test]
+fn a_search_without_time_tries_only_what_it_must() {
+    let path = &trace("cudagraph.default");
+    let tried = |time: &str| {
+        let printed = ok(&["advise", path, "--time", time, "--json"]).stdout;
+        let json: serde_json::Value = serde_json::from_str(&printed).expect("it is JSON");
+        json["tried"].as_array().expect("a list").len()
+    };
+    assert!(tried("0") < tried("600"));
+    let printed = ok(&["advise", path, "--time", "0"]).stdout;
+    assert!(printed.contains("Not all settings were tried: 0 s had passed."), "{printed}");
+    fails(&["advise", path, "--time", "1000001"], 2, "--time");
+}
+
+#[test]
+fn json_is_an_option_of_all_commands_in_any_place() {
+    let before = ok(&["--json", "explain", "max_split_size_mb:64"]).stdout;
+    assert_eq!(before, ok(&["explain", "max_split_size_mb:64", "--format", "json"]).stdout);
+    assert!(before.starts_with("{\"source\":"), "{before}");
+    fails(&["report", "--json", "x"], 2, "report prints no JSON");
+    fails(&["completions", "bash", "--json"], 2, "completions prints no JSON");
+}
+
+#[test]
+fn a_forecast_leaves_out_configurations_that_the_version_refuses() {
+    let given = [2, 4].map(|batch| format!("batch={batch}:{}", forecast::recorded("gpt", batch)));
+    let mut args = vec!["forecast", &given[0], &given[1], "--for", "batch=6", "--json"];
+    let has_new_key = |args: &[&str]| ok(args).stdout.contains("large_segment_size_mb");
+    assert!(has_new_key(&args));
+    args.extend(["--torch", "2.8"]);
+    assert!(!has_new_key(&args));
+}
