@@ -39,8 +39,14 @@ fn replay(criterion: &mut Criterion) {
                 .expect("the strategy is built");
             group.bench_function(&conf, |bencher| {
                 bencher.iter(|| {
-                    run(&workload, &strategy, Some(Arc::<Sim>::clone(&sim)), 1, &|_| {})
-                        .expect("the recording fits the device")
+                    run(
+                        &workload,
+                        &strategy,
+                        Some(Arc::<Sim>::clone(&sim)),
+                        1,
+                        &stratalloc_recording::Silent,
+                    )
+                    .expect("the recording fits the device")
                 });
             });
         }

@@ -93,7 +93,14 @@ fn a_recording_of_several_streams_reserves_what_it_reserved() {
         let config = Config::parse(&trace.conf, &KeyTable::default()).unwrap();
         let driver = Arc::clone(&gated) as Arc<dyn Driver>;
         let strategy = build(&config, driver, BuildOptions::default()).unwrap();
-        let run = stratalloc_recording::run(&workload, &strategy, Some(gated), 1, &|_| {}).unwrap();
+        let run = stratalloc_recording::run(
+            &workload,
+            &strategy,
+            Some(gated),
+            1,
+            &stratalloc_recording::Silent,
+        )
+        .unwrap();
         let held = run.statistics.reserved_bytes.all;
         assert_eq!((held.current, held.peak), (reserved, reserved), "{name}");
         strategy.engine().unwrap().empty_cache().unwrap();

@@ -5,7 +5,8 @@
 //! that released nothing raises `num_sync_all_streams` but leaves no event.
 
 use stratalloc_recording::{
-    Limits, ReplayError, Trace, TraceEvent, Until, Verification, reader, run, verify, verify_until,
+    Limits, ReplayError, Silent, Trace, TraceEvent, Until, Verification, reader, run, verify,
+    verify_until,
 };
 
 use crate::common::prelude::*;
@@ -49,9 +50,16 @@ fn exact_on(total_bytes: u64, name: &str, fraction: Option<f64>, excused: &[&str
             history.set_stack_provider(Some(Arc::clone(&provider)));
             history.start(&RecordOptions::default().with_stacks(level));
         };
-        let found =
-            verify_until(&trace, &config_of(&trace), total_bytes, fraction, Until::End, &record)
-                .expect("shipped recordings are sound");
+        let found = verify_until(
+            &trace,
+            &config_of(&trace),
+            total_bytes,
+            fraction,
+            Until::End,
+            &record,
+            &Silent,
+        )
+        .expect("shipped recordings are sound");
         assert_eq!(found.first_mismatch, None, "{name} {level:?}");
         assert!(found.is_exact(), "{name} {level:?}");
         assert_eq!(alive.load(Ordering::Relaxed), 0, "{name} {level:?}: stacks are released");
@@ -253,7 +261,7 @@ fn our_own_rules_never_do_worse_at_a_limit() {
         let driver = std::sync::Arc::clone(&sim) as std::sync::Arc<dyn Driver>;
         let ours = registry::build(&config, driver, BuildOptions::default()).unwrap();
         ours.engine().unwrap().set_memory_fraction(fraction).unwrap();
-        let run = run(&recorded.workload, &ours, Some(sim), 1, &|_| {}).unwrap();
+        let run = run(&recorded.workload, &ours, Some(sim), 1, &Silent).unwrap();
         assert!(
             run.ooms <= recorded.run.ooms,
             "{name}: {} failures, {}",
@@ -319,7 +327,7 @@ fn a_recording_that_began_late_is_verified_from_what_was_there() {
         Default::default(),
     )
     .unwrap();
-    let run = stratalloc_recording::run(&workload, &strategy, Some(sim), 2, &|_| {}).unwrap();
+    let run = stratalloc_recording::run(&workload, &strategy, Some(sim), 2, &Silent).unwrap();
     assert_eq!(run.ooms, 0);
     assert!(run.allocations > 2000);
 }

@@ -91,7 +91,13 @@ fn replayed(name: &str, held_back: bool) -> stratalloc_recording::Run {
     let gated = Arc::new(Gates::before(host));
     let work_gate = held_back.then(|| Arc::clone(&gated) as Arc<dyn WorkGate>);
     let allocator = registry::build(&conf, gated, BuildOptions::default()).expect("it can");
-    let run = stratalloc_recording::run(&workload, &allocator, work_gate, 2, &|_| {});
+    let run = stratalloc_recording::run(
+        &workload,
+        &allocator,
+        work_gate,
+        2,
+        &stratalloc_recording::Silent,
+    );
     run.expect("nothing fails")
 }
 

@@ -29,7 +29,13 @@ impl Case {
                 Prepared::new(move || {
                     let work_gate = Some(Arc::clone(&replay.device) as _);
                     let passes = rounds.count();
-                    let run = run(&replay.workload, &replay.strategy, work_gate, passes, &|_| {});
+                    let run = run(
+                        &replay.workload,
+                        &replay.strategy,
+                        work_gate,
+                        passes,
+                        &stratalloc_recording::Silent,
+                    );
                     let run = run.expect(FITS);
                     assert_eq!(run.allocations + run.frees + run.ooms, operations, "{name}");
                 })

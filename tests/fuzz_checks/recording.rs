@@ -7,7 +7,7 @@ use stratalloc::config::{Compat, Config, KeyTable, LayerSetting};
 use stratalloc::error::AllocError;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc_recording::reader::{Failure, Limits, MEMORY_FACTOR, read_bytes};
-use stratalloc_recording::{Op, ReplayError, Trace, TraceError, Workload, run, verify};
+use stratalloc_recording::{Op, ReplayError, Silent, Trace, TraceError, Workload, run, verify};
 use stratalloc_sim::{EventMode, Sim, SimOptions};
 
 use super::memory::peak_of;
@@ -76,7 +76,7 @@ pub(super) fn repeat(trace: &Trace) {
     let Ok(allocator) = registry::build(&config, sim.clone(), BuildOptions::default()) else {
         return;
     };
-    match run(&workload, &allocator, Some(sim.clone()), 2, &|_| ()) {
+    match run(&workload, &allocator, Some(sim.clone()), 2, &Silent) {
         Ok(run) => {
             let requests =
                 |op: &&Op| matches!(op, Op::Allocate { .. } | Op::AllocateFailing { .. });

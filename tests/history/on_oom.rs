@@ -72,7 +72,7 @@ fn a_snapshot_that_cannot_be_written_is_reported_and_the_request_fails_as_usual(
 
 #[test]
 fn settings_that_would_have_served_the_program_are_named() {
-    stratalloc_analysis::advise_on_oom();
+    stratalloc_analysis::advise_on_oom::<stratalloc_recording::Silent>();
     let allocator = fragmented("record_history:1000,advise_on_oom:True");
     let report = allocator.fail(50 * MIB, HOME);
     let hint = "max_split_size_mb:32 would have served the 1 request that failed (replayed)";

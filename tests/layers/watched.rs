@@ -250,7 +250,7 @@ fn a_log_of_many_threads_is_read_back_as_what_they_did() {
     assert_eq!(u64::from(workload.blocks), THREADS * STEPS + 1);
     assert_eq!(workload.seeded, 0);
     let again = native(&sim(), false);
-    let run = replay::run(&workload, &again, None, 1, &|_| {}).unwrap();
+    let run = replay::run(&workload, &again, None, 1, &stratalloc_recording::Silent).unwrap();
     assert_eq!((run.allocations, run.frees), (THREADS * STEPS + 1, THREADS * STEPS));
     assert!(left.size_bytes() == 9);
 }

@@ -8,22 +8,20 @@
 //! In this module, a *setting* is a configuration string, for PyTorch's own allocator or for this
 //! library's. The *need* of a recording under a setting is the smallest device on which it runs.
 
-use std::time::{Duration, Instant};
-
-use rayon::prelude::*;
+use std::time::Duration;
 
 use super::needs::{Need, SearchOptions};
 use super::recording::Recording;
 use super::torch::ForTorch;
 use super::trial::{Capacity, fits, measure};
 use stratalloc::config::{Compat, Config, KeyTable, TorchVersion};
-use stratalloc_recording::ReplayError;
+use stratalloc_recording::{Progress, ReplayError, Stage};
 
 /// Options of [`Advice::search`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdviceOptions {
     /// After this time, no further settings are tried. What has begun is finished, and the best settings
-    /// are still searched with other addresses.
+    /// are still searched with other addresses. Only a [`Progress`] with a clock ends it.
     pub time: Duration,
     /// Whether to try only the settings that help most often.
     pub quick: bool,
@@ -169,20 +167,21 @@ const CHECKED_AT_ONCE: usize = 2;
 
 impl Advice {
     /// Searches for the settings under which `recording` needs the smallest device. Takes some hundred
-    /// to some thousand replays on all processors. `progress` is called with the number of settings done
-    /// and the number known so far.
+    /// to some thousand replays, by [`Progress::each`]. Receives the number of settings done and the number
+    /// known so far ([`Stage::Settings`]).
     ///
     /// # Errors
     ///
-    /// [`ReplayError`] when the recording has no history, or a replay fails for a reason other than memory.
+    /// [`ReplayError`] when the recording has no history, a replay fails for a reason other than memory, or
+    /// `progress` cancels.
     pub fn search(
         recording: &Recording,
         options: &AdviceOptions,
-        progress: &(dyn Fn(usize, usize) + Sync),
+        progress: &dyn Progress,
     ) -> Result<Self, ReplayError> {
         let mut search = Search {
             recording,
-            ends: Instant::now() + options.time,
+            ends: progress.elapsed().saturating_add(options.time),
             tried: Vec::new(),
             seen: Vec::new(),
             passed_over: 0,
@@ -205,12 +204,12 @@ impl Advice {
         }
         let modelled = match options.quick || is_enough || search.is_cut_short {
             true => None,
-            false => search.modelled(),
+            false => search.modelled()?,
         };
         let Search { tried, passed_over, is_cut_short, torch, .. } = search;
         let mut advice = Self { recorded, tried, modelled, passed_over, is_cut_short, torch };
-        advice.try_under_limit(recording)?;
-        advice.try_other_addresses(recording)?;
+        advice.try_under_limit(recording, progress)?;
+        advice.try_other_addresses(recording, progress)?;
         Ok(advice)
     }
 
@@ -236,9 +235,13 @@ impl Advice {
     /// Repeats the search with other orders of addresses for the recorded setting, the best ones, and those
     /// that sentences name. The results can change which settings these are, so it continues until all of
     /// them were searched with other addresses.
-    fn try_other_addresses(&mut self, recording: &Recording) -> Result<(), ReplayError> {
+    fn try_other_addresses(
+        &mut self,
+        recording: &Recording,
+        progress: &dyn Progress,
+    ) -> Result<(), ReplayError> {
         while let Some(at) = self.unconfirmed(recording) {
-            self.confirm(recording, at)?;
+            self.confirm(recording, at, progress)?;
         }
         Ok(())
     }
@@ -256,10 +259,15 @@ impl Advice {
     }
 
     /// Searches one setting with other orders of addresses, and ranks it again.
-    fn confirm(&mut self, recording: &Recording, at: usize) -> Result<(), ReplayError> {
+    fn confirm(
+        &mut self,
+        recording: &Recording,
+        at: usize,
+        progress: &dyn Progress,
+    ) -> Result<(), ReplayError> {
         let mut tried = self.tried.remove(at);
         let config = self.config_of(recording, &tried);
-        tried.need.try_other_addresses(recording, &config, &SearchOptions::QUICK)?;
+        tried.need.try_other_addresses(recording, &config, &SearchOptions::QUICK, progress)?;
         if tried.conf == self.recorded.conf {
             self.recorded = tried.clone();
         }
@@ -276,16 +284,21 @@ impl Advice {
     }
 
     /// If there is a limit, replays every searched setting under it.
-    fn try_under_limit(&mut self, recording: &Recording) -> Result<(), ReplayError> {
+    fn try_under_limit(
+        &mut self,
+        recording: &Recording,
+        progress: &dyn Progress,
+    ) -> Result<(), ReplayError> {
         if recording.limit.is_none() {
             return Ok(());
         }
-        let run = |tried: &Tried| {
-            let config = self.config_of(recording, tried);
-            Ok(measure(recording, &config, Capacity::Limited, 1)?.run.ooms == 0)
+        let run = |at: usize| {
+            let config = self.config_of(recording, &self.tried[at]);
+            let trial = measure(recording, &config, Capacity::Limited, 1, progress)?;
+            Ok::<_, ReplayError>(trial.run.ooms == 0)
         };
-        let runs: Result<Vec<bool>, ReplayError> = self.tried.par_iter().map(run).collect();
-        for (tried, runs) in self.tried.iter_mut().zip(runs?) {
+        let runs = progress.collect(self.tried.len(), run)?;
+        for (tried, runs) in self.tried.iter_mut().zip(runs) {
             tried.runs_under_limit = Some(runs);
             if tried.conf == self.recorded.conf {
                 self.recorded.runs_under_limit = Some(runs);
@@ -306,6 +319,7 @@ impl Advice {
         &mut self,
         recording: &Recording,
         bytes: u64,
+        progress: &dyn Progress,
     ) -> Result<Option<Tried>, ReplayError> {
         let suffices = |tried: &Tried| tried.need.needs_bytes.is_some_and(|needs| needs <= bytes);
         if suffices(&self.recorded) {
@@ -315,19 +329,19 @@ impl Advice {
         let usable = self.tried.iter().filter(|tried| suffices(tried));
         let usable: Vec<&Tried> =
             usable.filter(|tried| is_ours(tried) || self.is_for_pytorch(tried)).collect();
-        let rank = |tried: &&Tried| {
+        let rank = |at: usize| {
+            let tried = usable[at];
             let config = self.config_of(recording, tried);
             let room = Capacity::Device { total_bytes: bytes };
-            let device_ns = measure(recording, &config, room, 1)?.device_ns;
-            Ok((is_ours(tried), device_ns, tried.keys(), tried.conf.clone()))
+            let device_ns = measure(recording, &config, room, 1, progress)?.device_ns;
+            Ok::<_, ReplayError>((is_ours(tried), device_ns, tried.keys(), tried.conf.clone()))
         };
-        let ranks: Result<Vec<_>, ReplayError> = usable.par_iter().map(rank).collect();
-        let mut ranks = ranks?;
+        let mut ranks = progress.collect(usable.len(), rank)?;
         ranks.sort();
         for (.., conf) in ranks {
             let at = |all: &[Tried]| all.iter().position(|tried| tried.conf == conf);
             if let Some(at) = at(&self.tried) {
-                self.confirm(recording, at)?;
+                self.confirm(recording, at, progress)?;
             }
             let confirmed_one = at(&self.tried).map(|at| &self.tried[at]);
             if let Some(tried) = confirmed_one.filter(|tried| suffices(tried)) {
@@ -356,7 +370,8 @@ fn joined(first: &str, second: &str) -> String {
 
 struct Search<'a> {
     recording: &'a Recording,
-    ends: Instant,
+    /// When no further settings are tried, on the clock of `progress`.
+    ends: Duration,
     /// Best first.
     tried: Vec<Tried>,
     /// The configurations of all candidates so far. They are not tried again.
@@ -364,7 +379,7 @@ struct Search<'a> {
     passed_over: usize,
     is_cut_short: bool,
     torch: ForTorch,
-    progress: &'a (dyn Fn(usize, usize) + Sync),
+    progress: &'a dyn Progress,
 }
 
 /// A setting that has not been searched yet.
@@ -381,7 +396,8 @@ impl Search<'_> {
         let config = own.unwrap_or_default().with_compat(Compat::PyTorch);
         self.seen.push(config.clone());
         let mut tried = self.search(Candidate { conf, config: config.clone() })?;
-        tried.need.try_other_addresses(self.recording, &config, &SearchOptions::QUICK)?;
+        let (recording, options) = (self.recording, &SearchOptions::QUICK);
+        tried.need.try_other_addresses(recording, &config, options, self.progress)?;
         insert(&mut self.tried, tried.clone());
         Ok(tried)
     }
@@ -417,7 +433,7 @@ impl Search<'_> {
             if some.is_empty() {
                 return Ok(());
             }
-            if Instant::now() > self.ends {
+            if self.progress.elapsed() > self.ends {
                 self.is_cut_short = true;
                 return Ok(());
             }
@@ -426,7 +442,7 @@ impl Search<'_> {
                 let tried = self.search(candidate)?;
                 insert(&mut self.tried, tried);
             }
-            (self.progress)(total - left, total);
+            self.progress.at(Stage::Settings, (total - left) as u64, total as u64);
         }
     }
 
@@ -436,17 +452,13 @@ impl Search<'_> {
         candidates: Vec<Candidate>,
     ) -> Result<Vec<Candidate>, ReplayError> {
         let (recording, this) = (self.recording, &*self);
-        let looked: Result<Vec<(Candidate, bool)>, ReplayError> = candidates
-            .into_par_iter()
-            .map(|candidate| {
-                let is_worth = match this.enough_bytes(&candidate) {
-                    Some(bytes) => fits(recording, &candidate.config, bytes)?,
-                    None => true,
-                };
-                Ok((candidate, is_worth))
-            })
-            .collect();
-        let (worth, passed): (Vec<_>, Vec<_>) = looked?.into_iter().partition(|(_, worth)| *worth);
+        let is_worth = |at: usize| match this.enough_bytes(&candidates[at]) {
+            Some(bytes) => fits(recording, &candidates[at].config, bytes),
+            None => Ok(true),
+        };
+        let are_worth = self.progress.collect(candidates.len(), is_worth)?;
+        let (worth, passed): (Vec<_>, Vec<_>) =
+            candidates.into_iter().zip(are_worth).partition(|(_, worth)| *worth);
         self.passed_over += passed.len();
         Ok(worth.into_iter().map(|(candidate, _)| candidate).collect())
     }
@@ -461,7 +473,7 @@ impl Search<'_> {
 
     fn search(&self, candidate: Candidate) -> Result<Tried, ReplayError> {
         let Candidate { conf, config } = candidate;
-        let need = Need::search(self.recording, &config, &SearchOptions::QUICK)?;
+        let need = Need::search(self.recording, &config, &SearchOptions::QUICK, self.progress)?;
         Ok(Tried::new(conf, need))
     }
 
@@ -488,10 +500,13 @@ impl Search<'_> {
             .collect()
     }
 
-    /// Returns the need with a model of the driver's pools. Errors are ignored, because the advice does
-    /// not depend on this need.
-    fn modelled(&self) -> Option<Tried> {
+    /// Returns the need with a model of the driver's pools. Errors other than a cancellation are ignored,
+    /// because the advice does not depend on this need.
+    fn modelled(&self) -> Result<Option<Tried>, ReplayError> {
         let candidate = Candidate { conf: MODELLED.to_owned(), config: parsed(MODELLED) };
-        self.search(candidate).ok()
+        match self.search(candidate) {
+            Err(error @ ReplayError::Cancelled(_)) => Err(error),
+            other => Ok(other.ok()),
+        }
     }
 }

@@ -235,6 +235,11 @@ pub struct CodeHolder {
 }
 
 impl Holder {
+    /// Returns the bytes and the number of the blocks.
+    pub(super) fn sum(&self) -> (u64, u64) {
+        (self.requested_bytes, self.blocks)
+    }
+
     fn add(&mut self, other: &Self) {
         self.blocks += other.blocks;
         self.requested_bytes = self.requested_bytes.saturating_add(other.requested_bytes);

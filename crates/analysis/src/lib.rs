@@ -9,20 +9,21 @@
 //! recordings of many ranks, those with equal requests once. A recording without history
 //! ([`Recording::no_history`]) gets none of these: only the memory at its end is known.
 //!
-//! Everything runs on the simulated device; nothing uses a real one, and nothing prints. Calls take
-//! milliseconds to about a minute, some of them on all processors, and wait for nothing else.
+//! Everything runs on the simulated device; nothing uses a real one. Nothing prints, opens a file, starts a
+//! thread or reads a clock: the caller's [`Progress`] does that for it. Calls take
+//! milliseconds to about a minute.
 //!
 //! ```no_run
 //! use stratalloc_analysis::{Memory, Need, Recording, SearchOptions};
 //! use stratalloc::config::{Config, KeyTable};
-//! use stratalloc_recording::{Limits, reader};
+//! use stratalloc_recording::{Limits, Silent, reader};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let trace = reader::read("snapshot.pickle".as_ref(), &Limits::default())?;
 //! let recorded = Config::parse(&trace.conf, &KeyTable::default()).ok();
 //! let recording = Recording::new(trace, recorded, Memory::default());
 //! let config = Config::parse("expandable_segments:True", &KeyTable::default())?;
-//! let need = Need::search(&recording, &config, &SearchOptions::default())?;
+//! let need = Need::search(&recording, &config, &SearchOptions::default(), &Silent)?;
 //! println!("runs from {:?} bytes on", need.needs_bytes);
 //! # Ok(())
 //! # }
@@ -81,10 +82,11 @@ pub use paste::Paste;
 pub use recording::{Evidence, Limit, LimitSource, Memory, Recording, RefusedWithFree};
 pub use served::advise_on_oom;
 pub use snapshot::snapshot_of;
+pub use stratalloc_recording::{Cancelled, Progress, Silent, Stage};
 pub use streams::{StreamUse, Streams};
-pub use sweep::{Advised, Difference, Found, Group, Scanned, State, Sweep};
+pub use sweep::{Advised, Difference, Fingerprint, Found, Group, Rank, Scanned};
 pub use torch::ForTorch;
 pub use trial::{Capacity, Trial, fits, measure};
-pub use trial::{failed_requests, measure_watched, watch, without_files};
+pub use trial::{failed_requests, watch, without_files};
 pub use verdict::{CodeBytes, Hindrance, LargestHolder, LivePeak, UnderLimit, Verdict};
 pub use words::{BESIDES, Choice, Summary, counted_as, grouped, host_sentence, near, remarks};

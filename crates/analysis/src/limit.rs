@@ -20,7 +20,7 @@ use super::recording::{Evidence, Limit, LimitSource};
 use super::refusals::Refusals;
 use stratalloc::config::Config;
 use stratalloc::size::{MIB, fraction_of_limit};
-use stratalloc_recording::{Misfit, Trace, Until, Verification, started, verify_until};
+use stratalloc_recording::{Misfit, Progress, Trace, Until, Verification, started, verify_until};
 
 /// A limit that explains every recorded decision, and the replay that confirmed it.
 pub(super) struct Inferred {
@@ -66,16 +66,17 @@ pub(super) fn infer(
     total_bytes: u64,
     figures: &Figures,
     refusals: &Refusals,
+    progress: &dyn Progress,
 ) -> Option<Inferred> {
     let ooms = figures.ooms;
     if let Some(most_bytes) = refusals.device_bytes {
-        let search = Search { trace, config, bound: Bound::Device };
+        let search = Search { progress, trace, config, bound: Bound::Device };
         if let Some((bytes, verification)) = search.device(refusals.least_bytes, most_bytes) {
             let limit = Limit::exactly(bytes, LimitSource::DeviceFull { ooms });
             return Some(Inferred { limit, verification });
         }
     }
-    let search = Search { trace, config, bound: Bound::Fraction { total_bytes } };
+    let search = Search { progress, trace, config, bound: Bound::Fraction { total_bytes } };
     let most_bytes = refusals.device_bytes.unwrap_or(total_bytes);
     let most_bytes = refusals.below_bytes.map_or(most_bytes, |below| below.min(most_bytes));
     let Bracket { exact_bytes, mut verification, mib } =
@@ -113,11 +114,12 @@ pub(super) fn infer_from_retries(
     config: &Config,
     total_bytes: u64,
     refusals: &Refusals,
+    progress: &dyn Progress,
 ) -> Option<Inferred> {
     if !Refusals::suggest_limit(&refusals.retries) {
         return None;
     }
-    let search = Search { trace, config, bound: Bound::Fraction { total_bytes } };
+    let search = Search { progress, trace, config, bound: Bound::Fraction { total_bytes } };
     let Guess::Exact(verification) = search.guess(refusals.least_bytes) else { return None };
     let retries = Refusals::without_calls(&refusals.retries, &verification.workload);
     let evidence = Evidence { retries: retries_of(&verification, 0), ..Evidence::default() };
@@ -142,6 +144,7 @@ fn retries_of(verification: &Verification, ooms: u64) -> u64 {
 
 /// Replays a recording under limits of one kind.
 struct Search<'a> {
+    progress: &'a dyn Progress,
     trace: &'a Trace,
     config: &'a Config,
     bound: Bound,
@@ -160,7 +163,15 @@ impl Search<'_> {
     fn guess(&self, limit_bytes: u64) -> Guess {
         let (total_bytes, fraction) = self.bound.device_memory(limit_bytes);
         let until = Until::FirstDifference;
-        match verify_until(self.trace, self.config, total_bytes, fraction, until, &started) {
+        match verify_until(
+            self.trace,
+            self.config,
+            total_bytes,
+            fraction,
+            until,
+            &started,
+            self.progress,
+        ) {
             Ok(found) if found.is_exact() => Guess::Exact(Box::new(found)),
             Ok(found) => found.limit.map_or(Guess::Unknown, Guess::Off),
             Err(_) => Guess::Off(Misfit::TooLow),

@@ -7,8 +7,8 @@
 //! The search starts from above. It steps down from the bytes reserved without a limit to the first size
 //! that fails, then bisects between that size and the next larger one. Then it tries sizes up to a tenth
 //! above in fine steps. If one of them fails, the search continues from that size. Smaller sizes that
-//! suffice by luck are reported and never ranked. The sizes of one round are tried in parallel. Their
-//! number does not depend on the number of processors, and so the result does not either.
+//! suffice by luck are reported and never ranked. The sizes of one round are independent jobs of
+//! [`Progress::each`]. Their number does not depend on how these run, and so the result does not either.
 //!
 //! The choice between two equal free blocks depends on their addresses, and a recording does not contain
 //! the addresses that another device would assign. So needs that are printed are searched with three
@@ -16,7 +16,6 @@
 
 use std::collections::BTreeMap;
 
-use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -24,7 +23,7 @@ use super::recording::Recording;
 use super::trial::{Capacity, ENDLESS_BYTES, fits_in_order, measure, without_files};
 use stratalloc::config::Config;
 use stratalloc::size::MIB;
-use stratalloc_recording::ReplayError;
+use stratalloc_recording::{Progress, ReplayError};
 use stratalloc_sim::AddressOrder;
 
 /// The need of a recording: the smallest device on which it runs under one configuration.
@@ -100,17 +99,18 @@ const STEPS_AT_ONCE: usize = 8;
 const PARTS: u64 = 3;
 
 impl Need {
-    /// Searches for the need under a configuration. Takes as long as some 30 to 300 replays, on all
-    /// processors. Files that a layer of the configuration names are not written.
+    /// Searches for the need under a configuration. Takes as long as some 30 to 300 replays, by
+    /// [`Progress::each`]. Files that a layer of the configuration names are not written.
     ///
     /// # Errors
     ///
-    /// [`ReplayError`] when the recording has no history, the configuration builds no allocator, or the
-    /// allocator fails for a reason other than memory.
+    /// [`ReplayError`] when the recording has no history, the configuration builds no allocator, the
+    /// allocator fails for a reason other than memory, or `progress` cancels.
     pub fn search(
         recording: &Recording,
         config: &Config,
         options: &SearchOptions,
+        progress: &dyn Progress,
     ) -> Result<Self, ReplayError> {
         if let Some(no_history) = recording.no_history {
             return Err(no_history.into());
@@ -119,20 +119,20 @@ impl Need {
             return Ok(Self::default());
         }
         let config = &without_files(config);
-        let endless = measure(recording, config, Capacity::Endless, 1)?;
+        let endless = measure(recording, config, Capacity::Endless, 1, progress)?;
         let peak = endless.run.statistics.reserved_bytes.all.peak;
         let mut need =
             Self { reserved_unlimited_bytes: u64::try_from(peak).unwrap_or(0), ..Self::default() };
         if endless.run.ooms > 0 {
             return Ok(need);
         }
-        let mut search = Search::new(recording, config, options, AddressOrder::Lowest);
+        let mut search = Search::new((recording, config), options, AddressOrder::Lowest, progress);
         let found = search.smallest(endless.peak_taken_bytes)?;
         if let Some(bytes) = found {
             if options.lucky {
                 search.try_luck(bytes)?;
             }
-            need.set(recording, config, bytes)?;
+            need.set(recording, config, bytes, progress)?;
             let below = search.known.range(..bytes).filter(|(_, fits)| **fits);
             need.lucky_bytes = below.map(|(bytes, _)| *bytes).collect();
         }
@@ -159,6 +159,7 @@ impl Need {
         recording: &Recording,
         config: &Config,
         options: &SearchOptions,
+        progress: &dyn Progress,
     ) -> Result<(), ReplayError> {
         let Some(first) = self.needs_bytes.filter(|_| !self.is_confirmed()) else {
             return Ok(());
@@ -167,7 +168,7 @@ impl Need {
         self.all_orders = true;
         let (mut least, mut most) = (first, Some(first));
         for order in [AddressOrder::Rising, AddressOrder::Falling] {
-            let mut search = Search::new(recording, config, options, order);
+            let mut search = Search::new((recording, config), options, order, progress);
             let found = search.confirmed(first, self.reserved_unlimited_bytes)?;
             self.probes += search.known.len() as u64;
             least = least.min(found.unwrap_or(u64::MAX));
@@ -176,7 +177,7 @@ impl Need {
         let luck = most.is_none_or(|most| most - least > close(most));
         self.with_luck_bytes = luck.then_some(least);
         match most {
-            Some(most) if luck && most > first => self.set(recording, config, most)?,
+            Some(most) if luck && most > first => self.set(recording, config, most, progress)?,
             Some(_) => {}
             // In one of the address orders no device suffices.
             None => (self.needs_bytes, self.cost) = (None, None),
@@ -190,8 +191,9 @@ impl Need {
         recording: &Recording,
         config: &Config,
         total_bytes: u64,
+        progress: &dyn Progress,
     ) -> Result<(), ReplayError> {
-        let at_need = measure(recording, config, Capacity::Device { total_bytes }, 1)?;
+        let at_need = measure(recording, config, Capacity::Device { total_bytes }, 1, progress)?;
         self.cost = Some(Cost {
             retries: u64::try_from(at_need.run.statistics.num_alloc_retries).unwrap_or(0),
             device_calls: at_need.device_calls(),
@@ -209,17 +211,18 @@ struct Search<'a> {
     known: BTreeMap<u64, bool>,
     coarse_step: f64,
     order: AddressOrder,
+    progress: &'a dyn Progress,
 }
 
 impl<'a> Search<'a> {
     fn new(
-        recording: &'a Recording,
-        config: &'a Config,
+        (recording, config): (&'a Recording, &'a Config),
         options: &SearchOptions,
         order: AddressOrder,
+        progress: &'a dyn Progress,
     ) -> Self {
         let coarse_step = options.coarse_step.clamp(FINE_STEP, NEAR);
-        Self { recording, config, known: BTreeMap::new(), coarse_step, order }
+        Self { recording, config, known: BTreeMap::new(), coarse_step, order, progress }
     }
 
     /// Returns the need, starting from the estimate `bytes`. `taken_bytes` is the memory used on an
@@ -330,11 +333,9 @@ impl<'a> Search<'a> {
         let unknown: Vec<u64> =
             sizes.iter().copied().filter(|bytes| !self.known.contains_key(bytes)).collect();
         let (recording, config, order) = (self.recording, self.config, self.order);
-        let found: Result<Vec<(u64, bool)>, ReplayError> = unknown
-            .into_par_iter()
-            .map(|bytes| Ok((bytes, fits_in_order(recording, config, bytes, order)?)))
-            .collect();
-        self.known.extend(found?);
+        let fits = |at: usize| fits_in_order(recording, config, unknown[at], order);
+        let fit = self.progress.collect(unknown.len(), fits)?;
+        self.known.extend(unknown.into_iter().zip(fit));
         Ok(())
     }
 }

@@ -11,7 +11,8 @@ use super::words::{counted_as, whole_or_near};
 use stratalloc::config::Config;
 use stratalloc::history::SegmentLayout;
 use stratalloc::size::{FractionRounding, fraction_of_limit, limit_of_fraction};
-use stratalloc_recording::{self, MadeHere, NoHistory, Start, Trace, Verification, Workload};
+use stratalloc_recording::{MadeHere, NoHistory, Progress, Silent, Start, Trace, Until};
+use stratalloc_recording::{Verification, Workload, started, verify_until};
 use stratalloc_sim::SimOptions;
 
 /// The memory for replays, if the caller sets it.
@@ -203,7 +204,19 @@ impl Recording {
     #[must_use]
     pub fn new(trace: Trace, config: Option<Config>, memory: Memory) -> Self {
         let no_history = NoHistory::of(&trace);
-        Self::with_history(no_history, trace, config, memory, true)
+        Self::with_history(no_history, trace, config, memory, true, &Silent)
+    }
+
+    /// Does the same as [`new`](Self::new). `progress` measures the duration of the replay in `exact`.
+    #[must_use]
+    pub fn timed(
+        trace: Trace,
+        config: Option<Config>,
+        memory: Memory,
+        progress: &dyn Progress,
+    ) -> Self {
+        let no_history = NoHistory::of(&trace);
+        Self::with_history(no_history, trace, config, memory, true, progress)
     }
 
     /// Does the same as [`new`](Self::new) without a replay, so that a limit is known only if the caller set
@@ -211,7 +224,7 @@ impl Recording {
     #[must_use]
     pub fn unverified(trace: Trace, config: Option<Config>, memory: Memory) -> Self {
         let no_history = NoHistory::of(&trace);
-        Self::with_history(no_history, trace, config, memory, false)
+        Self::with_history(no_history, trace, config, memory, false, &Silent)
     }
 
     fn with_history(
@@ -220,6 +233,7 @@ impl Recording {
         config: Option<Config>,
         memory: Memory,
         is_verified: bool,
+        progress: &dyn Progress,
     ) -> Self {
         let is_set = memory != Memory::default();
         let made_here = trace.made_here.filter(|_| !is_set);
@@ -245,7 +259,8 @@ impl Recording {
         refusals.device_bytes =
             refusals.device_bytes.filter(|bytes| is_set || limit.is_none_or(|l| *bytes < l.bytes));
         let exactly = |total_bytes, fraction| {
-            let found = stratalloc_recording::verify(&trace, own.as_ref()?, total_bytes, fraction);
+            let (own, until) = (own.as_ref()?, Until::End);
+            let found = verify_until(&trace, own, total_bytes, fraction, until, &started, progress);
             found.ok().filter(Verification::is_exact)
         };
         let was_full = !is_set && refusals.device_bytes.is_some();
@@ -258,7 +273,7 @@ impl Recording {
             // If the caller set the memory of a device, it may be less than the recorded program had. The
             // requests are then read from an exact replay without a limit, or under the inferred limit.
             let ample_bytes = total_bytes.max(SimOptions::default().total_bytes);
-            let found = || infer(&trace, own.as_ref()?, ample_bytes, &figures, &refusals);
+            let found = || infer(&trace, own.as_ref()?, ample_bytes, &figures, &refusals, progress);
             if !is_verified {
                 inferred_limit = refusals.limit(&figures).filter(|_| memory.fraction.is_none());
             } else if is_set && let Some(found) = exactly(ample_bytes, None) {
@@ -278,7 +293,7 @@ impl Recording {
             && !is_set
             && made_here.is_none()
             && let Some(own) = &own
-            && let Some(found) = infer_from_retries(&trace, own, total_bytes, &refusals)
+            && let Some(found) = infer_from_retries(&trace, own, total_bytes, &refusals, progress)
         {
             (exact, inferred_limit) = (Some(found.verification), Some(found.limit));
         }
@@ -324,13 +339,19 @@ impl Recording {
     /// Returns the part of a recording behind its first `events` events, with the limit of the whole. Replays
     /// start with the layout then, as if the program had changed its settings at that moment.
     ///
-    /// Replays the recording as [`new`](Self::new) does.
+    /// Replays the recording as [`timed`](Self::timed) does.
     #[must_use]
-    pub fn begun_at(events: usize, trace: Trace, config: Option<Config>, memory: Memory) -> Self {
+    pub fn begun_at(
+        events: usize,
+        trace: Trace,
+        config: Option<Config>,
+        memory: Memory,
+        progress: &dyn Progress,
+    ) -> Self {
         let Self { mut trace, no_history, limit, inferred_limit, unexplained, .. } =
-            Self::new(trace, config.clone(), memory);
+            Self::timed(trace, config.clone(), memory, progress);
         trace.events.drain(..events.min(trace.events.len()));
-        let mut rest = Self::with_history(no_history, trace, config, memory, true);
+        let mut rest = Self::with_history(no_history, trace, config, memory, true, progress);
         rest.layout_for_all = true;
         (rest.limit, rest.inferred_limit) = (limit, inferred_limit);
         rest.unexplained = unexplained;

@@ -3,7 +3,7 @@
 //! The program waits for the result. So each setting is replayed only once, under the program's own limit,
 //! without a search for its need. Only the newest entries of the history are used.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::advice::{ALONE, QUICK};
 use super::recording::{Memory, Recording};
@@ -12,7 +12,7 @@ use super::words::counted_as;
 use stratalloc::config::{Config, KeyTable};
 use stratalloc::history::Snapshot;
 use stratalloc::layers::on_oom::set_adviser;
-use stratalloc_recording::Trace;
+use stratalloc_recording::{Progress, Trace};
 
 /// No replay of a setting starts after this much time.
 const TIME: Duration = Duration::from_secs(4);
@@ -23,19 +23,24 @@ const ENTRIES_MAX: usize = 200_000;
 const NAMED: usize = 3;
 
 /// Enables the key `advise_on_oom:True` for the allocators of this process. The command line and the C
-/// library, if it has its feature `advise`, call this. A Rust program calls it before it builds an allocator with that key.
-pub fn advise_on_oom() {
-    set_adviser(advise);
+/// library, if it has its feature `advise`, call this. A Rust program calls it before it builds an allocator with that
+/// key.
+///
+/// Each search uses a new `P`. Its clock ends the search after 4 seconds; without a clock
+/// ([`Silent`](stratalloc_recording::Silent)) all settings are tried, at most 19.
+pub fn advise_on_oom<P: Progress + Default>() {
+    set_adviser(advise::<P>);
 }
 
 /// Replays the history under other settings and returns the results as sentences.
-fn advise(snapshot: &Snapshot) -> Vec<String> {
-    let sentences = served(snapshot, Instant::now() + TIME);
+fn advise<P: Progress + Default>(snapshot: &Snapshot) -> Vec<String> {
+    let sentences = served(snapshot, &P::default());
     sentences.unwrap_or_else(|why| vec![format!("advise_on_oom found nothing: {why}")])
 }
 
 /// Returns settings under which fewer requests fail, best first, or the reason why there are none.
-fn served(snapshot: &Snapshot, ends: Instant) -> Result<Vec<String>, String> {
+fn served(snapshot: &Snapshot, progress: &dyn Progress) -> Result<Vec<String>, String> {
+    let ends = progress.elapsed() + TIME;
     if snapshot.entries.is_empty() {
         let why = "nothing is recorded; record_history:1000000 keeps that many entries";
         return Err(why.to_owned());
@@ -49,8 +54,8 @@ fn served(snapshot: &Snapshot, ends: Instant) -> Result<Vec<String>, String> {
         return Err(no_history.to_string());
     }
     let failures = |config: &Config| {
-        let trial = measure(&recording, config, Capacity::Limited, 1).map_err(|e| e.to_string())?;
-        Ok::<_, String>(trial.run.ooms)
+        let trial = measure(&recording, config, Capacity::Limited, 1, progress);
+        trial.map(|trial| trial.run.ooms).map_err(|e| e.to_string())
     };
     let before = failures(&config)?;
     if before == 0 {
@@ -59,7 +64,8 @@ fn served(snapshot: &Snapshot, ends: Instant) -> Result<Vec<String>, String> {
     }
     let mut found: Vec<(u64, &str)> = Vec::new();
     for setting in QUICK.iter().chain(&ALONE).copied() {
-        if Instant::now() > ends || found.iter().filter(|(left, _)| *left == 0).count() >= NAMED {
+        if progress.elapsed() > ends || found.iter().filter(|(left, _)| *left == 0).count() >= NAMED
+        {
             break;
         }
         let Ok(candidate) = Config::parse(setting, &KeyTable::default()) else { continue };

@@ -12,7 +12,7 @@ use stratalloc::driver::Driver;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
-use stratalloc_recording::{self, Manner, ReplayError, Run};
+use stratalloc_recording::{self, Manner, Progress, ReplayError, Run, Silent};
 use stratalloc_sim::{AddressOrder, EventMode, Sim, SimOptions, WorkGate};
 
 /// The memory that a replay may use.
@@ -55,47 +55,19 @@ impl Trial {
 }
 
 /// Replays a recording under a configuration `passes` times. The counters and `device_ns` are those of the
-/// first pass. Files that a layer of the configuration names are written.
+/// first pass. Files that a layer of the configuration names are written. `progress` measures the time; if
+/// there are several passes, it receives the number of passes done, and may cancel the next.
 ///
 /// # Errors
 ///
-/// [`ReplayError`] when the configuration builds no allocator, or the allocator fails for a reason other
-/// than memory.
+/// [`ReplayError`] when the configuration builds no allocator, the allocator fails for a reason other than
+/// memory, or `progress` cancels.
 pub fn measure(
     recording: &Recording,
     config: &Config,
     capacity: Capacity,
     passes: u32,
-) -> Result<Trial, ReplayError> {
-    measure_watched(recording, config, capacity, passes, &|_| ())
-}
-
-/// Returns the number of requests that got no memory under the recorded configuration: as recorded or, if
-/// the caller set the memory, in a replay with it.
-///
-/// # Errors
-///
-/// The same as [`measure`].
-pub fn failed_requests(recording: &Recording) -> Result<u64, ReplayError> {
-    let by_total = recording.limit.is_some_and(|l| l.source == LimitSource::TotalMemory);
-    if recording.memory.fraction.is_none() && !by_total {
-        return Ok(recording.figures.ooms);
-    }
-    let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
-    Ok(measure(recording, &without_files(&config), Capacity::Limited, 1)?.run.ooms)
-}
-
-/// Does the same as [`measure`]. `progress` is called after each pass with the number of passes done.
-///
-/// # Errors
-///
-/// Those of [`measure`].
-pub fn measure_watched(
-    recording: &Recording,
-    config: &Config,
-    capacity: Capacity,
-    passes: u32,
-    progress: &dyn Fn(u32),
+    progress: &dyn Progress,
 ) -> Result<Trial, ReplayError> {
     let measure_on = |capacity| {
         let (strategy, sim, held) = open_with_start(recording, config, capacity)?;
@@ -131,6 +103,21 @@ pub fn measure_watched(
     }
     let second = measure_on(larger)?;
     Ok(if second.run.ooms <= trial.run.ooms { second } else { trial })
+}
+
+/// Returns the number of requests that got no memory under the recorded configuration: as recorded or, if
+/// the caller set the memory, in a replay with it.
+///
+/// # Errors
+///
+/// The same as [`measure`].
+pub fn failed_requests(recording: &Recording) -> Result<u64, ReplayError> {
+    let by_total = recording.limit.is_some_and(|l| l.source == LimitSource::TotalMemory);
+    if recording.memory.fraction.is_none() && !by_total {
+        return Ok(recording.figures.ooms);
+    }
+    let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
+    Ok(measure(recording, &without_files(&config), Capacity::Limited, 1, &Silent)?.run.ooms)
 }
 
 /// Returns true if every request of a recording succeeds on a device of `total_bytes`. Stops at the

@@ -12,12 +12,13 @@ use stratalloc_recording::{ReplayError, Trace};
 
 use super::assertion::{Absolute, Assertion, Verdict, fits};
 use super::command::{Command, Loops};
+use super::host::Terminal;
 use super::junit::Case;
 use super::options::{Conditions, ExtraConfs, SearchArguments};
 use super::outcome::{Outcome, Result, out, unless_closed};
 use super::recordings::{Devices, NotJudged, Recordings};
 use super::settings::NamedConf;
-use super::show::{emphasised, is_json, progress};
+use super::show::{emphasised, is_json};
 use super::text;
 
 /// Find the setting with which a recorded program needs less memory, and explain its need.
@@ -98,12 +99,9 @@ fn advise(
 ) -> Result<Outcome> {
     let recording = args.recordings.recording(name, trace, "compared with PyTorch's default");
     let question = Question { settings: settings.to_vec(), ..args.question(&recording) };
-    let bar = progress(1, &format!("trying settings on {}", shown(name)));
-    let found = answer(name, &recording, &question, &|done, known| {
-        bar.set_length(known as u64);
-        bar.set_position(done as u64);
-    })?;
-    bar.finish_and_clear();
+    let mut terminal = Terminal::new(1, &format!("trying settings on {}", shown(name)));
+    let found = answer(name, &recording, &question, &mut terminal)?;
+    drop(terminal);
     let verdicts = verdicts(args, &recording, &found);
     let printed = print(&question, &found, &verdicts);
     // The exit code does not depend on whether the conditions can be printed.

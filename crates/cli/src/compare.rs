@@ -12,6 +12,7 @@ use stratalloc_analysis::{
 use stratalloc_recording::Trace;
 
 use super::command::{Command, Loops};
+use super::host::Host;
 use super::options::ComparedConfs;
 use super::outcome::{Outcome, Result, out};
 use super::recordings::{Devices, Recordings, limit_json};
@@ -55,12 +56,13 @@ fn run(args: &Compare) -> Result<Outcome> {
         let recording = args.recordings.with_history(name, trace, "no row as recorded")?;
         let confs = args.confs.with_recorded(&confs, &recording);
         let bar = progress(confs.len() as u64, &format!("comparing on {}", shown(name)));
+        let host = &Host::default();
         let mut rows = Vec::new();
         for (text, config) in &confs {
             // The same step sizes as in `advise` and `report`, so that all of them print the same need.
             let options = SearchOptions { lucky: true, ..SearchOptions::QUICK };
             let need = need_of(&recording, config, &options)?;
-            let trial = measure(&recording, config, Capacity::Limited, PASSES)?;
+            let trial = measure(&recording, config, Capacity::Limited, PASSES, host)?;
             rows.push(ComparedConf { conf: text.clone(), need, trial });
             bar.inc(1);
         }
@@ -380,7 +382,8 @@ mod tests {
         let config = settings::parse("--conf", "backend:straight").unwrap();
         let counting = settings::parse("--conf", "backend:straight,layers:[statistics]").unwrap();
         for config in [config, counting] {
-            let trial = measure(&recording, &config, Capacity::Limited, 1).unwrap();
+            let trial =
+                measure(&recording, &config, Capacity::Limited, 1, &Host::default()).unwrap();
             let row =
                 ComparedConf { conf: "backend:straight".to_owned(), need: Need::default(), trial };
             let row = row.json("none", &recording);

@@ -14,6 +14,7 @@ use stratalloc_recording::Trace;
 
 use super::assertion::{Difference, DifferenceVerdict, Judged};
 use super::command::{Command, Loops};
+use super::host::Terminal;
 use super::junit::Case;
 use super::options::Conditions;
 use super::outcome::{BadArguments, Outcome, Result, out, unless_closed};
@@ -60,9 +61,8 @@ fn run(args: &DiffArguments) -> Result<Outcome> {
     let mut read = |name: &str, trace: Trace| -> Result<Outcome> {
         let recording =
             args.recordings.with_history(name, trace, "compared with PyTorch's default")?;
-        let bar = progress(Recorded::STEPS, &format!("replaying {}", shown(name)));
-        sides.push((name.to_owned(), Recorded::of(recording, &|| bar.inc(1))?));
-        bar.finish_and_clear();
+        let terminal = Terminal::new(1, &format!("replaying {}", shown(name)));
+        sides.push((name.to_owned(), Recorded::of(recording, &terminal)?));
         Ok(Outcome::Good)
     };
     let mut failed = Vec::new();

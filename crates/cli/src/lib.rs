@@ -18,6 +18,7 @@ mod diff;
 mod explain;
 mod files;
 mod forecast;
+mod host;
 mod info;
 mod junit;
 mod options;
@@ -61,7 +62,7 @@ pub fn main() -> ExitCode {
 #[must_use]
 pub fn run(loops: &Loops) -> ExitCode {
     stratalloc::diagnostics::log_by_environment();
-    stratalloc_analysis::advise_on_oom();
+    stratalloc_analysis::advise_on_oom::<host::Host>();
     let Parsed { table, name, command } = command::parse();
     table::set_options(&table);
     if table::is_json() && !command.can_print_json() {

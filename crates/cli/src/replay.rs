@@ -12,16 +12,19 @@ use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Statistics;
 use stratalloc_analysis::{
     Answer, Capacity, Memory, Question, Recording, SearchOptions, counted, counted_as, described,
-    measure_watched, snapshot_of,
+    measure, snapshot_of,
 };
-use stratalloc_recording::{self, Run, Trace, Verification, Workload};
+use stratalloc_recording::{
+    self, Run, Trace, Until, Verification, Workload, started, verify_until,
+};
 
 use super::command::{Command, Loops};
 use super::device::{Device, Opened};
+use super::host::{Host, Terminal};
 use super::outcome::{BadArguments, Outcome, Result, out, unless_closed, write_stderr};
 use super::recordings::{Devices, Recordings, limit_json, write_remarks};
 use super::settings::{self, NamedConf};
-use super::show::{is_json, joined, mib, progress, shown_conf, shown_path};
+use super::show::{is_json, joined, mib, shown_conf, shown_path};
 use super::{files, text};
 
 /// Repeat recordings on an allocator.
@@ -102,7 +105,7 @@ fn replay_one(
     let memory = args.recordings.memory();
     let mut recording = match args.at {
         Some(events) => begun_at(events, name, trace, own.ok(), memory)?,
-        None => Recording::new(trace, own.ok(), memory),
+        None => Recording::timed(trace, own.ok(), memory, &Host::default()),
     };
     write_remarks(name, &recording);
     if recording.no_history.is_some() {
@@ -209,7 +212,7 @@ fn begun_at(
         let why = format!("{name}: --at {events} is not before the end: it has {count} events");
         return Err(BadArguments(why).into());
     }
-    Ok(Recording::begun_at(events, trace, own, memory))
+    Ok(Recording::begun_at(events, trace, own, memory, &Host::default()))
 }
 
 /// Compares every decision with the recorded one. Reuses the result for the recorded configuration if it
@@ -226,7 +229,9 @@ fn verify(recording: &mut Recording, config: &Config) -> Result<Verification> {
     let config = recording.trace.as_recorded(config.clone());
     let total_bytes = recording.total_bytes();
     let fraction = recording.fraction_of(total_bytes);
-    let mut found = stratalloc_recording::verify(&recording.trace, &config, total_bytes, fraction)?;
+    let (until, host) = (Until::End, &Host::default());
+    let mut found =
+        verify_until(&recording.trace, &config, total_bytes, fraction, until, &started, host)?;
     recording.workload = std::mem::take(&mut found.workload);
     Ok(found)
 }
@@ -234,11 +239,10 @@ fn verify(recording: &mut Recording, config: &Config) -> Result<Verification> {
 /// Returns the result of the passes over the recording, and on a simulated device the time of the device
 /// calls.
 fn repeat(args: &Replay, config: &Config, recording: &Recording) -> Result<(Run, Option<u64>)> {
-    let bar = progress(args.repeat.into(), "replaying");
-    let done = |passes: u32| bar.set_position(passes.into());
-    let repeated = match args.device {
+    let terminal = &Terminal::new(args.repeat.into(), "replaying");
+    Ok(match args.device {
         Device::Sim => {
-            let trial = measure_watched(recording, config, Capacity::Limited, args.repeat, &done)?;
+            let trial = measure(recording, config, Capacity::Limited, args.repeat, terminal)?;
             (trial.run, Some(trial.device_ns))
         }
         Device::Host | Device::Cuda(_) => {
@@ -257,14 +261,12 @@ fn repeat(args: &Replay, config: &Config, recording: &Recording) -> Result<(Run,
                     &strategy,
                     opened.work_gate,
                     args.repeat,
-                    &done,
+                    terminal,
                 )?,
                 None,
             )
         }
-    };
-    bar.finish_and_clear();
-    Ok(repeated)
+    })
 }
 
 /// Replaces the recorded streams by streams created on the device. The default stream stays the same.

@@ -12,10 +12,11 @@ use stratalloc_page::{Drawn, HOLDERS, PAGE_BYTES};
 use stratalloc_recording::Trace;
 
 use super::command::{Command, Loops};
+use super::host::Terminal;
 use super::options::{ExtraConfs, PageFile, SearchArguments};
 use super::outcome::{BadArguments, Outcome, Result, out, write_stderr};
 use super::recordings::{Devices, Recordings, name_of};
-use super::show::{mib, progress, shown_path};
+use super::show::{mib, shown_path};
 use super::{files, settings};
 
 /// For recordings with more operations than this, needs are searched and settings are replayed only on
@@ -117,15 +118,11 @@ fn add(
         false => Recording::unverified(trace, own.ok(), memory),
     };
     let question = Question { is_searched, ..question.clone() };
-    let bar = progress(1, &format!("trying settings on {}", shown(name)));
-    let found = answer(name, &recording, &question, &|done, known| {
-        bar.set_length(known as u64);
-        bar.set_position(done as u64);
-    })?;
+    let mut terminal = Terminal::new(1, &format!("trying settings on {}", shown(name)));
+    let found = answer(name, &recording, &question, &mut terminal)?;
     let timeline = Timeline::recorded(&recording)?;
     let curves = &curves(&recording, &timeline.lives, &found, &question)?;
     report.add(&Drawn { answer: &found, timeline: &timeline, curves, notes: &notes });
-    bar.finish_and_clear();
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use stratalloc::registry::{self, BuildError};
 use stratalloc_analysis::{Need, Recording, SearchOptions};
 use stratalloc_recording::ReplayError;
 
+use super::host::Host;
 use super::outcome::{BadArguments, Result, write_stderr};
 
 /// A configuration string with the parsed configuration.
@@ -108,8 +109,9 @@ pub(crate) fn need_of(
     config: &Config,
     options: &SearchOptions,
 ) -> Result<Need, ReplayError> {
-    let mut need = Need::search(recording, config, options)?;
-    need.try_other_addresses(recording, config, options)?;
+    let host = &Host::default();
+    let mut need = Need::search(recording, config, options, host)?;
+    need.try_other_addresses(recording, config, options, host)?;
     Ok(need)
 }
 

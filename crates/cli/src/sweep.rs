@@ -1,5 +1,8 @@
 //! `stratalloc sweep`: the recordings of many ranks as one job.
 
+mod state;
+mod work;
+
 use std::io::{self, Write};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -8,9 +11,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use stratalloc::config::{TorchVersion, shown};
-use stratalloc_analysis::{
-    Advised, Found, Group, Paste, Scanned, State, Sweep, counted_as, grouped,
-};
+use stratalloc_analysis::{Advised, Found, Group, Paste, Scanned, counted_as, grouped};
 use stratalloc_recording::Trace;
 
 use super::command::{Command, Loops};
@@ -22,6 +23,8 @@ use super::report::Target;
 use super::settings::{self, NamedConf};
 use super::show::Side::{Left, Right};
 use super::show::{is_json, joined, mib, paste_json, progress, shown_conf, table, table_text};
+use state::State;
+use work::Sweep;
 
 /// Analyse the recordings of many ranks: those with equal requests once, and which ranks differ.
 #[derive(Args, Debug)]

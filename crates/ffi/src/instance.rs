@@ -101,7 +101,7 @@ impl Instance {
     pub(super) fn build(config: &Config, driver: Arc<dyn Driver>) -> Result<Self, Failure> {
         stratalloc::diagnostics::log_by_environment();
         #[cfg(feature = "advise")]
-        stratalloc_analysis::advise_on_oom();
+        stratalloc_analysis::advise_on_oom::<super::advice::Clock>();
         let options = BuildOptions { raw_addresses: true };
         let allocator = Switchable::build(config, Arc::clone(&driver), options)?;
         // Callers get blocks as addresses, so the allocator must be able to find blocks by address.

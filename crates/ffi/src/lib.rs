@@ -18,6 +18,8 @@
 //!
 //! `tests/header.rs` generates `include/stratalloc.h` from these files, with their doc comments.
 
+#[cfg(feature = "advise")]
+mod advice;
 mod calls;
 mod checkpoints;
 mod device;

@@ -7,6 +7,8 @@
 //! the decisions of this library's engine with the recorded ones. `run` replays the requests on any
 //! allocator and measures the time. `stacks` stores the stacks of requests, `frames` separates the
 //! program's frames from the runtime's, and `start` reconstructs the layout before the first event.
+//! `progress` is what long work uses of its caller: a clock, threads, and where it reports and is
+//! cancelled.
 //!
 //! The version of PyTorch that made a recording is derived from its contents ([`Trace::torch_version`]). In
 //! a replay, the configuration `compat:pytorch` means that version.
@@ -17,6 +19,7 @@ mod describe;
 mod evidence;
 mod frames;
 mod pools;
+mod progress;
 pub mod reader;
 mod run;
 mod stacks;
@@ -28,6 +31,7 @@ mod workload;
 pub use evidence::{Lack, MissingEntries, NoHistory};
 pub use frames::{FrameKind, Runtime};
 pub use pools::PoolRouting;
+pub use progress::{Cancelled, Progress, Silent, Stage};
 pub use reader::{Limits, TraceError};
 pub use run::{Manner, run_as, walk};
 pub use run::{ReplayError, Run, is_served, run};

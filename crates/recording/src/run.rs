@@ -3,12 +3,12 @@
 use std::hash::Hash;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Instant;
 
 use hashbrown::{HashMap, HashSet};
 use thiserror::Error;
 
 use super::evidence::NoHistory;
+use super::progress::{Cancelled, Progress, Silent, Stage};
 use super::workload::{Op, Workload};
 use stratalloc::allocator::{Allocation, DeviceAllocator, PoolOptions, Request};
 use stratalloc::driver::DriverResult;
@@ -62,6 +62,9 @@ pub enum ReplayError {
     /// The recording shows only the moment when it was written.
     #[error(transparent)]
     NoHistory(#[from] NoHistory),
+    /// The caller cancelled the replay.
+    #[error(transparent)]
+    Cancelled(#[from] Cancelled),
     /// The state before the first event cannot be reconstructed.
     #[error(
         "{blocks} blocks lived before the recording began, and their addresses are unknown, so its \
@@ -143,9 +146,9 @@ pub struct Run {
     /// The counters at the end of the first pass, before the remaining blocks were freed.
     pub statistics: Statistics,
     /// The median of nanoseconds per operation (request or free) over passes 2 to N. If there was only one
-    /// pass, the value of that pass.
+    /// pass, the value of that pass. Zero without a clock.
     pub ns_per_op: f64,
-    /// Seconds for all passes.
+    /// Seconds for all passes. Zero without a clock.
     pub wall_s: f64,
 }
 
@@ -160,33 +163,34 @@ pub struct Manner<'a> {
     pub begun: &'a dyn Fn(),
     /// Called at the end of the first pass with its counters; may add to them.
     pub on_read: &'a dyn Fn(&mut Statistics),
-    /// Called after each pass with the number of passes done.
-    pub progress: &'a dyn Fn(u32),
+    /// Measures the time. Receives the number of passes done after each of several, and may cancel the next.
+    pub progress: &'a dyn Progress,
 }
 
 impl Default for Manner<'_> {
     /// Returns one pass without callbacks.
     fn default() -> Self {
-        Self { passes: 1, held: Vec::new(), begun: &|| (), on_read: &|_| (), progress: &|_| () }
+        Self { passes: 1, held: Vec::new(), begun: &|| (), on_read: &|_| (), progress: &Silent }
     }
 }
 
 /// Replays a workload `passes` times. After each pass the remaining blocks are freed; the cache stays.
 ///
 /// With a `work_gate`, the work of other streams finishes at the recorded moments; without one, when the
-/// device finishes it. `progress` is called after each pass with the number of passes done. Peaks and sums
-/// of counters begin when the blocks from before the recording have been allocated.
+/// device finishes it. `progress` measures the time; if there are several passes, it receives the number of
+/// passes done, and may cancel the next. Peaks and sums of counters begin when the blocks from before the
+/// recording have been allocated.
 ///
 /// # Errors
 ///
-/// [`ReplayError`] when the allocator fails for a reason other than memory. Also, before the first
-/// request, when the workload has more pairs of stream and pool than any program.
+/// [`ReplayError`] when the allocator fails for a reason other than memory, or `progress` cancels. Also,
+/// before the first request, when the workload has more pairs of stream and pool than any program.
 pub fn run<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
     work_gate: Option<Arc<dyn WorkGate>>,
     passes: u32,
-    progress: &dyn Fn(u32),
+    progress: &dyn Progress,
 ) -> Result<Run, ReplayError> {
     run_as(workload, allocator, work_gate, Manner { passes, progress, ..Manner::default() })
 }
@@ -204,11 +208,13 @@ pub fn run_as<A: DeviceAllocator>(
 ) -> Result<Run, ReplayError> {
     let mut before = if manner.held.is_empty() { workload.seeded as usize } else { 0 };
     let mut runner = Runner::new(workload, allocator, work_gate, manner.held)?;
-    let begin = Instant::now();
+    let (progress, passes) = (manner.progress, manner.passes.max(1));
+    let begin = progress.elapsed();
     let mut result = Run::default();
     let mut times = Vec::new();
-    for pass in 0..manner.passes.max(1) {
-        let start = Instant::now();
+    for pass in 0..passes {
+        progress.check()?;
+        let start = progress.elapsed();
         let mut counts = PassCounts::default();
         let (seeds, ops) = workload.ops.split_at(workload.seeded as usize);
         if pass > 0 {
@@ -224,8 +230,9 @@ pub fn run_as<A: DeviceAllocator>(
         }
         runner.steps(ops, &mut counts)?;
         let operations = (counts.allocations + counts.frees + counts.ooms).max(1);
+        let elapsed = progress.elapsed().saturating_sub(start);
         #[expect(clippy::cast_precision_loss, reason = "operations are far below 2^52")]
-        times.push(start.elapsed().as_secs_f64() * 1e9 / operations as f64);
+        times.push(elapsed.as_secs_f64() * 1e9 / operations as f64);
         if pass == 0 {
             let counters = allocator.control().counters;
             result.statistics = counters.map(|c| c.statistics()).unwrap_or_default();
@@ -236,14 +243,16 @@ pub fn run_as<A: DeviceAllocator>(
             result.first_out_of_memory = runner.first_out_of_memory.take();
         }
         runner.free_survivors()?;
-        (manner.progress)(pass + 1);
+        if passes > 1 {
+            progress.at(Stage::Replay, u64::from(pass) + 1, passes.into());
+        }
     }
     if times.len() > 1 {
         times.remove(0);
     }
     times.sort_by(f64::total_cmp);
     result.ns_per_op = times[times.len() / 2];
-    result.wall_s = begin.elapsed().as_secs_f64();
+    result.wall_s = progress.elapsed().saturating_sub(begin).as_secs_f64();
     Ok(result)
 }
 
@@ -524,7 +533,7 @@ mod tests {
         let allocator = registry::build(&Config::default(), device, BuildOptions::default())?;
         let blocks = u32::try_from(ops.len()).unwrap();
         let workload = Workload { ops, blocks, ..Workload::default() };
-        run(&workload, &allocator, None, 1, &|_| ())
+        run(&workload, &allocator, None, 1, &Silent)
     }
 
     fn allocate(id: u32, bytes: u64, stream: u64) -> Op {

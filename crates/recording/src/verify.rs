@@ -16,10 +16,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::addresses::{heap_of, held, ranges, starts};
 use super::describe;
+use super::progress::{Progress, Silent};
 use super::run::{LaneWork, ReplayError, Run, check_heaps};
 use super::start::Start;
 use super::trace::{Trace, TraceEvent};
@@ -45,7 +45,7 @@ use inference::private_pool;
 /// The result of comparing the replay's decisions with the recorded ones.
 #[derive(Clone, Debug, Default)]
 pub struct Verification {
-    /// Counters and the duration of the replay. The time per operation is not measured.
+    /// Counters, and the duration of the replay if there was a clock. The time per operation is not measured.
     pub run: Run,
     /// The number of requests with another address or result, and of frees of blocks that are not live.
     pub address_mismatches: u64,
@@ -82,7 +82,7 @@ impl Verification {
 }
 
 /// Replays a recording and compares every decision. `memory_fraction` is that of the recorded process.
-/// With `compat:pytorch` the rules are those of the recording's PyTorch version.
+/// With `compat:pytorch` the rules are those of the recording's PyTorch version. The time is not measured.
 ///
 /// # Errors
 ///
@@ -95,7 +95,7 @@ pub fn verify(
     total_bytes: u64,
     memory_fraction: Option<f64>,
 ) -> Result<Verification, ReplayError> {
-    verify_until(trace, config, total_bytes, memory_fraction, Until::End, &started)
+    verify_until(trace, config, total_bytes, memory_fraction, Until::End, &started, &Silent)
 }
 
 /// Starts a history that records all entries.
@@ -113,7 +113,7 @@ pub enum Until {
 }
 
 /// Does the same as [`verify`], but may stop early. `start_history` starts the history, for example with
-/// stacks. It must record all entries of all actions.
+/// stacks. It must record all entries of all actions. `progress` measures the time.
 ///
 /// # Errors
 ///
@@ -125,13 +125,14 @@ pub fn verify_until(
     memory_fraction: Option<f64>,
     until: Until,
     start_history: &dyn Fn(&History),
+    progress: &dyn Progress,
 ) -> Result<Verification, ReplayError> {
     if trace.requests_only {
         return Err(ReplayError::RequestsOnly);
     }
     check_heaps(trace.events.iter().map(|event| (event.stream, event.named_pool())))?;
     let config = &trace.resolved(config);
-    let begin = Instant::now();
+    let begin = progress.elapsed();
     let sim = Arc::new(Sim::new(SimOptions {
         total_bytes,
         event_mode: EventMode::Manual,
@@ -192,7 +193,7 @@ pub fn verify_until(
     let Verifier { mut result, builder, .. } = verifier;
     result.layout = engine.layout();
     result.workload = builder.workload;
-    result.run.wall_s = begin.elapsed().as_secs_f64();
+    result.run.wall_s = progress.elapsed().saturating_sub(begin).as_secs_f64();
     result.run.statistics = engine.statistics();
     Ok(result)
 }

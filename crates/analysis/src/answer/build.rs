@@ -19,10 +19,10 @@ use crate::trial::failed_requests;
 use crate::verdict::Verdict;
 use crate::words::{Summary, remarks};
 use stratalloc::config::Config;
-use stratalloc_recording::{Frame, FrameKind, ReplayError, StackId};
+use stratalloc_recording::{Frame, FrameKind, Progress, ReplayError, StackId};
 
 /// Answers a question about a recording. Replays it many times if settings are searched. `name` is the name to
-/// show, `progress` is called with the number of settings done and the number known so far.
+/// show. `progress` gets the number of settings done and the number known so far, and can cancel the search.
 ///
 /// # Errors
 ///
@@ -31,16 +31,18 @@ pub fn answer(
     name: &str,
     recording: &Recording,
     question: &Question,
-    progress: &(dyn Fn(usize, usize) + Sync),
+    progress: &mut dyn Progress,
 ) -> Result<Answer, ReplayError> {
     if recording.no_history.is_some() || !question.is_searched {
         return described(name, recording, question);
     }
+    let progress = &*progress;
     let mut advice = Advice::search(recording, &question.advice, progress)?;
     let within = question.within_bytes.iter();
-    let within: Vec<Option<Tried>> =
-        within.map(|bytes| advice.cheapest_within(recording, *bytes)).collect::<Result<_, _>>()?;
-    let asked = asked(recording, question, &advice)?;
+    let within: Vec<Option<Tried>> = within
+        .map(|bytes| advice.cheapest_within(recording, *bytes, progress))
+        .collect::<Result<_, _>>()?;
+    let asked = asked(recording, question, &advice, progress)?;
     let timeline = Timeline::recorded(recording)?;
     let moments = Moments::of(recording, &timeline)?;
     let mut all = facts(name, recording, question, &timeline.lives, &moments)?;
@@ -75,6 +77,7 @@ fn asked(
     recording: &Recording,
     question: &Question,
     advice: &Advice,
+    progress: &dyn Progress,
 ) -> Result<Vec<Tried>, ReplayError> {
     let known: Vec<Config> =
         advice.tried.iter().map(|one| advice.config_of(recording, one)).collect();
@@ -82,8 +85,8 @@ fn asked(
         known.iter().any(|known| known.settings() == config.settings())
     };
     let search = |(conf, config): &(String, Config)| {
-        let mut need = Need::search(recording, config, &SearchOptions::QUICK)?;
-        need.try_other_addresses(recording, config, &SearchOptions::QUICK)?;
+        let mut need = Need::search(recording, config, &SearchOptions::QUICK, progress)?;
+        need.try_other_addresses(recording, config, &SearchOptions::QUICK, progress)?;
         Ok(Tried::new(conf.clone(), need))
     };
     question.settings.iter().filter(|one| !is_known(one)).map(search).collect()
@@ -237,20 +240,15 @@ impl Lists<'_> {
 
     fn holders(&self, all: &Holders) -> HolderList {
         let most = self.question.holders;
-        let (mut others_bytes, mut others_blocks) = (0_u64, 0);
-        let mut leave_out = |bytes: u64, blocks: u64| {
-            others_bytes = others_bytes.saturating_add(bytes);
-            others_blocks += blocks;
+        let by_stack = all.by_code(&self.callers, most);
+        let by_size = &all.by_size[..most.min(all.by_size.len())];
+        let sum = |(bytes, blocks): (u64, u64), one: (u64, u64)| {
+            (one.0.saturating_add(bytes), one.1 + blocks)
         };
-        let mut by_stack = all.by_code(&self.callers, usize::MAX);
-        let with_code = by_stack.iter().filter(|row| row.caller.is_some()).count();
-        for row in by_stack.drain(most.min(with_code)..with_code) {
-            leave_out(row.holder.requested_bytes, row.holder.blocks);
-        }
-        let (by_size, rest) = all.by_size.split_at(most.min(all.by_size.len()));
-        if !all.has_stacks() {
-            rest.iter().for_each(|class| leave_out(class.requested_bytes, class.blocks));
-        }
+        let listed = match all.has_stacks() {
+            true => by_stack.iter().map(|row| row.holder.sum()).fold((0, 0), sum),
+            false => by_size.iter().map(|c| (c.requested_bytes, c.blocks)).fold((0, 0), sum),
+        };
         let figures = by_stack.into_iter().map(|row| CodeFigures {
             asked_for_by: row.asked_for_by,
             category: row.caller.and_then(|caller| self.callers.category_name(caller)),
@@ -265,8 +263,8 @@ impl Lists<'_> {
             by_stack: figures.collect(),
             by_size: by_size.to_vec(),
             by_age: all.by_age.clone(),
-            others_bytes,
-            others_blocks,
+            others_bytes: all.requested_bytes.saturating_sub(listed.0),
+            others_blocks: all.blocks.saturating_sub(listed.1),
         }
     }
 

@@ -26,7 +26,7 @@ use segments::{HeldSegment, held_segments, only_in_b};
 use stratalloc::config::Compat;
 use stratalloc::history::Action;
 use stratalloc::ids::StreamId;
-use stratalloc_recording::{ReplayError, StackId, Trace};
+use stratalloc_recording::{Progress, ReplayError, StackId, Stage, Trace};
 
 /// One request of a recording.
 #[derive(Clone, Copy, Debug)]
@@ -53,25 +53,25 @@ pub struct Side {
 }
 
 impl Side {
-    /// The number of steps that [`Self::of`] reports.
-    pub const STEPS: u64 = 3;
+    /// The number of steps of [`Self::of`].
+    const STEPS: u64 = 3;
 
-    /// Computes the figures of a recording. Takes some hundred replays. `step_done` is called after each
-    /// step.
+    /// Computes the figures of a recording. Takes some hundred replays. Receives
+    /// the number of steps done ([`Stage::Figures`]).
     ///
     /// # Errors
     ///
     /// [`ReplayError`] when a replay fails for a reason other than memory.
-    pub fn of(recording: Recording, step_done: &dyn Fn()) -> Result<Self, ReplayError> {
+    pub fn of(recording: Recording, progress: &dyn Progress) -> Result<Self, ReplayError> {
         let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
-        let mut need = Need::search(&recording, &config, &SearchOptions::QUICK)?;
-        step_done();
-        need.try_other_addresses(&recording, &config, &SearchOptions::QUICK)?;
-        step_done();
+        let mut need = Need::search(&recording, &config, &SearchOptions::QUICK, progress)?;
+        progress.at(Stage::Figures, 1, Self::STEPS);
+        need.try_other_addresses(&recording, &config, &SearchOptions::QUICK, progress)?;
+        progress.at(Stage::Figures, 2, Self::STEPS);
         let segments = held_segments(&recording, &super::without_files(&config))?;
         let requests = requests_of(&recording.trace);
         let live = live_at_peak(&recording.workload);
-        step_done();
+        progress.at(Stage::Figures, 3, Self::STEPS);
         Ok(Self { recording, need, requests, live, segments })
     }
 

@@ -37,15 +37,16 @@ pub struct Operation {
     pub what: String,
 }
 
-/// A recording with its operations and the limit that its failed requests show.
-pub(super) struct Compared<'a> {
+/// A recording of one rank, with its operations and the limit that its failed requests show.
+pub struct Rank<'a> {
     pub(super) trace: &'a Trace,
     pub(super) workload: Workload,
     pub(super) limit_bytes: Option<u64>,
 }
 
 impl Difference {
-    pub(super) fn of(sides: &[Compared<'_>; 2]) -> Self {
+    /// Compares a recording with that of the largest group, which is the first.
+    pub fn of(sides: &[Rank<'_>; 2]) -> Self {
         let traces = [sides[0].trace, sides[1].trace];
         let confs = traces.map(|trace| trace.conf.clone());
         let [a, b] = [0, 1].map(|side| facts(traces[side], sides[side].limit_bytes));
@@ -144,7 +145,7 @@ fn parts(conf: &str) -> Vec<&str> {
 }
 
 /// Returns the operations of two recordings as they are printed.
-fn operations(sides: &[Compared<'_>; 2], places: [Option<Place>; 2]) -> [Option<Operation>; 2] {
+fn operations(sides: &[Rank<'_>; 2], places: [Option<Place>; 2]) -> [Option<Operation>; 2] {
     let texts = |is_long: bool| {
         [0, 1].map(|side| Some(text(&sides[side].workload, places[side]?, is_long)))
     };
@@ -230,7 +231,7 @@ mod tests {
 
     fn sentence(traces: [&Trace; 2]) -> String {
         let side =
-            |trace| Compared { trace, workload: Workload::of(trace, 1 << 37), limit_bytes: None };
+            |trace| Rank { trace, workload: Workload::of(trace, 1 << 37), limit_bytes: None };
         Difference::of(&traces.map(side)).sentence("rank0")
     }
 

@@ -15,17 +15,18 @@ use stratalloc_recording::{Op, Trace, Workload};
 
 /// A hash of 128 bits, as 32 hexadecimal digits. Not protected against inputs that are chosen to collide.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct Fingerprint(String);
+pub struct Fingerprint(String);
 
 impl Fingerprint {
     /// Returns the fingerprint of a list of texts.
-    pub(super) fn of_texts(texts: &[&str]) -> Self {
+    pub fn of_texts(texts: &[&str]) -> Self {
         let mut hash = Hasher::default();
         texts.iter().for_each(|text| hash.text(text));
         hash.done()
     }
 
-    pub(super) fn as_str(&self) -> &str {
+    /// Returns the hexadecimal digits.
+    pub fn as_str(&self) -> &str {
         &self.0
     }
 

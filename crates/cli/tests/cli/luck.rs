@@ -2,7 +2,7 @@
 
 use stratalloc::registry::build;
 use stratalloc_analysis::{Memory, Need, Recording, SearchOptions};
-use stratalloc_recording::{Trace, TraceEvent, is_served};
+use stratalloc_recording::{Silent, Trace, TraceEvent, is_served};
 use stratalloc_sim::RecordedAddresses;
 
 use super::made::{MIB, Made};
@@ -55,8 +55,8 @@ fn no_order_of_addresses_needs_more_than_the_need() {
     let conf = "max_split_size_mb:20,compat:pytorch";
     let config = Config::parse(conf, &KeyTable::default()).unwrap();
     let recording = Recording::new(trace(), None, Memory::default());
-    let mut need = Need::search(&recording, &config, &SearchOptions::QUICK).unwrap();
-    need.try_other_addresses(&recording, &config, &SearchOptions::QUICK).unwrap();
+    let mut need = Need::search(&recording, &config, &SearchOptions::QUICK, &Silent).unwrap();
+    need.try_other_addresses(&recording, &config, &SearchOptions::QUICK, &Silent).unwrap();
     let (needs, luck) = (need.needs_bytes.unwrap(), need.with_luck_bytes.unwrap());
     assert!(needs - luck >= 16 * MIB, "{needs} {luck}");
     let orders = 0..12;

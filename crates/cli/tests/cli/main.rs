@@ -22,6 +22,7 @@ mod newer;
 mod options;
 mod pastes;
 mod pluggable;
+mod progress;
 mod report;
 mod sweep;
 mod verified;

@@ -1,7 +1,7 @@
 //! Needs of recordings, including recordings with a limit and recordings that lack their beginning.
 
 use stratalloc_analysis::{Capacity, Figures, LimitSource, Memory, Recording, measure};
-use stratalloc_recording::{Limits, Op, Trace, reader};
+use stratalloc_recording::{Limits, Op, Silent, Trace, reader};
 
 use super::*;
 use crate::common::prelude::*;
@@ -133,7 +133,7 @@ fn a_recording_that_begins_late_starts_with_what_was_there() {
             assert_eq!(start.reserved_bytes(), recorded.reserved_before_bytes, "{name}");
             let config = recording.config.clone().unwrap();
             assert!(recording.layout_for(&config).is_some(), "{name}, last 1/{part}");
-            let trial = measure(&recording, &config, Capacity::Limited, 1).unwrap();
+            let trial = measure(&recording, &config, Capacity::Limited, 1, &Silent).unwrap();
             let counters = &trial.run.statistics;
             let peak = counters.reserved_bytes.all.peak as f64;
             let off = (peak / recorded.peak_reserved_bytes as f64 - 1.0).abs();
@@ -145,7 +145,7 @@ fn a_recording_that_begins_late_starts_with_what_was_there() {
             // the first event.
             let other = Config::parse("large_segment_size_mb:64", &KeyTable::default()).unwrap();
             assert!(recording.layout_for(&other).is_none());
-            let trial = measure(&recording, &other, Capacity::Limited, 1).unwrap();
+            let trial = measure(&recording, &other, Capacity::Limited, 1, &Silent).unwrap();
             assert_eq!(trial.run.ooms, 0, "{name}");
         }
     }

@@ -4,16 +4,16 @@
 //! whose checksum is wrong is ignored, so its work is done again. Lines are only appended, each with one
 //! call. So an interrupted program leaves at most its last line incomplete.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use hashbrown::HashMap;
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::fingerprint::Fingerprint;
+use stratalloc_analysis::Fingerprint;
 
 /// The first line of every state file.
 const HEADER: &str = "{\"format\":\"stratalloc sweep state\",\"version\":1}";
@@ -40,7 +40,7 @@ impl Line {
 
 /// The results of finished work, from a file or from this run.
 #[derive(Debug, Default)]
-pub struct State {
+pub(super) struct State {
     known: HashMap<Fingerprint, String>,
     file: Option<(PathBuf, Mutex<File>)>,
 }
@@ -51,7 +51,7 @@ impl State {
     /// # Errors
     ///
     /// [`io::Error`] when the file cannot be read and written, or is not empty and no state file.
-    pub fn open(path: &Path) -> io::Result<Self> {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
         let named = |error: io::Error| in_file(path, &error);
         let open = OpenOptions::new().read(true).append(true).create(true).open(path);
         let mut file = open.map_err(named)?;
