@@ -52,6 +52,7 @@ rules! {
     files_of_the_c_library_use_only_earlier_ones: |path| path.starts_with("crates/ffi/src/"), layers::ffi_imports;
     heaps_know_no_driver_and_no_lock: |path| path.starts_with("src/heap/"), layers::heap_is_pure;
     no_strategy_uses_another: |path| path.starts_with("strategies/"), layers::strategies_apart;
+    nothing_below_the_views_reaches_the_machine: layers::below_the_views, layers::no_machine;
     unsafe_lives_only_where_it_may: product, layers::unsafe_allowed_in;
     no_file_is_longer_than_600_lines: any, text::short_file;
     no_function_of_the_heap_or_the_engine_is_longer_than_90_lines: bookkeeping, text::short_functions;
@@ -77,6 +78,14 @@ fn the_papers_know_every_room_of_the_house() {
     let plan = papers::read("ARCHITECTURE.md");
     assert_eq!(papers::rooms(&plan, &papers::folders()), [""; 0]);
     assert_eq!(papers::rooms(&plan, &papers::top_folders()), [""; 0]);
+}
+
+#[test]
+fn packages_depend_only_on_those_before_them() {
+    for (name, may_use) in layers::PACKAGES {
+        let manifest = papers::read(&format!("crates/{name}/Cargo.toml"));
+        assert_eq!(layers::packages(name, &manifest, may_use), [""; 0], "{name}");
+    }
 }
 
 #[test]

@@ -204,6 +204,76 @@ pub(crate) fn strategies_apart(file: &Source) -> Vec<String> {
     words(file, &[up, "crate::strategies", "crate::registry"])
 }
 
+/// The names by which code reaches the machine: threads, clocks, files and the terminal.
+const MACHINE: [&str; 14] = [
+    "thread",
+    "rayon",
+    "Instant",
+    "SystemTime",
+    "fs",
+    "File",
+    "OpenOptions",
+    "stdout",
+    "stderr",
+    "print",
+    "println",
+    "eprint",
+    "eprintln",
+    "dbg",
+];
+
+/// Returns true for the sources of the packages below the views.
+pub(crate) fn below_the_views(path: &str) -> bool {
+    ["recording", "analysis"].iter().any(|name| path.starts_with(&format!("crates/{name}/src/")))
+}
+
+/// Checks that a file below the views reaches the machine only through `Progress`.
+pub(crate) fn no_machine(file: &Source) -> Vec<String> {
+    // `reader::read` opens the file at a path, for tests and small programs; all else is given bytes.
+    let names: Vec<&str> = match file.path.as_str() {
+        "crates/recording/src/reader/mod.rs" => {
+            MACHINE.into_iter().filter(|name| !["fs", "File"].contains(name)).collect()
+        }
+        _ => MACHINE.to_vec(),
+    };
+    words(file, &names)
+}
+
+/// The packages of the tools, and the packages of the workspace that each may use, in the order of
+/// `ARCHITECTURE.md`.
+pub(crate) const PACKAGES: [(&str, &[&str]); 5] = [
+    ("recording", &["sim"]),
+    ("analysis", &["sim", "recording"]),
+    ("page", &["sim", "recording", "analysis"]),
+    ("cli", &["sim", "recording", "analysis", "page"]),
+    ("ffi", &["sim", "recording", "analysis"]),
+];
+
+/// Checks that a package uses no others of the workspace than these, and below the command line no threads.
+/// Its tests may use more.
+pub(crate) fn packages(name: &str, manifest: &str, may_use: &[&str]) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut is_dependency = false;
+    for line in manifest.lines() {
+        let mut package = line.split([' ', '=', '.']).next().unwrap_or_default();
+        if let Some(section) = line.strip_prefix('[') {
+            let section = section.trim_end_matches(']');
+            let (before, named) = section.rsplit_once("dependencies").unwrap_or((section, ""));
+            is_dependency = section.contains("dependencies") && !before.ends_with("dev-");
+            package = named.trim_start_matches('.');
+        }
+        if !is_dependency {
+            continue;
+        }
+        let own = package.strip_prefix("stratalloc-");
+        let is_thread = package == "rayon" && ["recording", "analysis", "page"].contains(&name);
+        if is_thread || own.is_some_and(|own| !may_use.contains(&own)) {
+            found.push(format!("{name} may not depend on {package}"));
+        }
+    }
+    found
+}
+
 /// The files and folders with unsafe code, in the order of `ARCHITECTURE.md` and `CONTRIBUTING.md`.
 pub(crate) const UNSAFE: [&str; 10] = [
     "src/driver/cuda",
@@ -314,6 +384,39 @@ fn a_strategy_that_leans_on_another_is_seen() {
     assert_eq!(sees("strategies/a/mod.rs", "use super::native::Engine;"), 1);
     assert_eq!(sees("strategies/a/b.rs", "use super::super::native::Engine;"), 1);
     assert_eq!(sees("strategies/a/b.rs", "pub(super) fn b(a: super::A) {}"), 0);
+}
+
+#[test]
+fn code_below_the_views_that_reaches_the_machine_is_seen() {
+    let sees = |path: &str, text: &str| no_machine(&Source::new(path, text)).len();
+    for bad in [
+        "use rayon::prelude::*;",
+        "use std::{mem, thread};",
+        "let begin = Instant::now();",
+        "let text = std::fs::read(path);",
+        "eprintln!(\"done\");",
+    ] {
+        assert_eq!(sees("crates/analysis/src/advice.rs", bad), 1, "{bad}");
+    }
+    assert_eq!(sees("crates/recording/src/reader/mod.rs", "match File::open(path) {}"), 0);
+    assert_eq!(sees("crates/recording/src/reader/mod.rs", "println!();"), 1);
+    assert_eq!(sees("crates/analysis/src/x.rs", "// println!\nlet printed = InFile(3);"), 0);
+    assert!(below_the_views("crates/analysis/src/advice.rs"));
+    assert!(!below_the_views("crates/cli/src/host.rs"));
+}
+
+#[test]
+fn a_package_that_reaches_up_is_seen() {
+    let sees = |name: &str, text: &str| packages(name, text, &["sim"]).len();
+    let on = |package: &str| format!("[dependencies]\n{package} = {{ path = \"..\" }}\n");
+    assert_eq!(sees("page", &on("stratalloc-cli")), 1);
+    assert_eq!(sees("page", &on("stratalloc-sim")), 0);
+    assert_eq!(sees("page", &on("stratalloc")), 0);
+    assert_eq!(sees("analysis", &on("rayon")), 1);
+    assert_eq!(sees("cli", &on("rayon")), 0);
+    assert_eq!(sees("page", "[dependencies.stratalloc-cli]\npath = \"..\""), 1);
+    assert_eq!(sees("page", "[target.'cfg(unix)'.dependencies]\nstratalloc-cli.path = \"..\""), 1);
+    assert_eq!(sees("page", "[dev-dependencies]\nstratalloc-cli = { path = \"..\" }"), 0);
 }
 
 #[test]
