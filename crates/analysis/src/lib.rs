@@ -63,8 +63,9 @@ mod words;
 
 pub use advice::{Advice, AdviceOptions, Tried};
 pub use answer::{
-    Answer, CodeFigures, FrameFigures, HeapFigures, HolderList, LimitFigures, MainCauses,
-    MomentCauses, MomentFigures, Question, Recorded, Setting, VERSION, answer, described,
+    Answer, CodeFigures, Field, FrameFigures, HeapFigures, HolderList, LimitFigures, MainCauses,
+    MomentCauses, MomentFigures, Question, Recorded, Setting, VERSION, answer, described, fields,
+    schema,
 };
 pub use callers::{Callers, Compared};
 pub use categories::Category;

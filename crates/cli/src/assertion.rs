@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use stratalloc::size::human_bytes;
 use stratalloc_analysis::{
-    Answer, Diff, LimitFigures, Setting, counted_as, difference, failed_requests, near,
+    Answer, Diff, LimitFigures, Setting, counted_as, difference, failed_requests, fields, near,
 };
 
 use super::outcome::{Outcome, Result};
@@ -25,6 +25,8 @@ enum Quantity {
     LivePeak,
     /// The number of requests that got no memory.
     Failures,
+    /// A number of the answer's JSON, by its name.
+    Field,
 }
 
 impl Quantity {
@@ -73,6 +75,8 @@ impl Operator {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Condition<B> {
     text: String,
+    /// The name of the quantity.
+    name: String,
     quantity: Quantity,
     operator: Operator,
     bound: B,
@@ -87,6 +91,8 @@ pub(crate) type Assertion = Condition<Absolute>;
 pub(crate) trait Bound: Clone + Send + Sync + Sized + 'static {
     /// The text of `--assert`.
     const HELP: &str;
+    /// Whether the quantity may be any number of the answer's JSON.
+    const TAKES_FIELDS: bool;
     /// The names of the quantities, and the bound of a size.
     const EXPECTED: [&str; 2];
 
@@ -110,6 +116,7 @@ impl Bound for Absolute {
         settings that are tried, failures the number of failed requests";
     const EXPECTED: [&str; 2] =
         ["needs, least_need, live_peak or failures", "a size, as needs<=24GiB"];
+    const TAKES_FIELDS: bool = true;
 
     fn of_bytes(text: &str) -> Result<Self, String> {
         Amount::parse(text).map(Self::Size)
@@ -129,23 +136,34 @@ impl<B: Bound> FromStr for Condition<B> {
         let expected = || format!("expected {names}, one of < <= > >=, and {bound}");
         let at = text.find(['<', '>', '=', '!']).ok_or_else(expected)?;
         let (name, rest) = text.split_at(at);
+        let name = name.trim();
         let mut named = Quantity::NAMES.iter().filter(|(known, _)| names.contains(known));
-        let quantity = named.find(|(known, _)| *known == name.trim());
-        let (_, quantity) = *quantity.ok_or_else(expected)?;
+        let quantity = named.find(|(known, _)| *known == name).map(|(_, quantity)| *quantity);
+        let is_field = || B::TAKES_FIELDS && fields().iter().any(|field| field.name == name);
+        let quantity = quantity.or_else(|| is_field().then_some(Quantity::Field));
+        let quantity = quantity.ok_or_else(expected)?;
         let mut known = Operator::SIGNS.iter();
         let known = known.find_map(|(sign, operator)| Some((operator, rest.strip_prefix(sign)?)));
         let (operator, bound) = known.ok_or_else(expected)?;
         let is_equality = matches!(operator, Operator::Equal | Operator::NotEqual);
+        let is_count = match quantity {
+            Quantity::Field => !name.ends_with(BYTES),
+            _ => quantity == Quantity::Failures,
+        };
         let bound = match quantity {
-            Quantity::Failures => B::of_count(bound.trim())?,
+            _ if is_count => B::of_count(bound.trim())?,
             _ if is_equality => {
-                return Err(format!("== and != are for failures; {}", expected()));
+                return Err(format!("== and != are for numbers; {}", expected()));
             }
             _ => B::of_bytes(bound.trim())?,
         };
-        Ok(Self { text: text.to_owned(), quantity, operator: *operator, bound, is_fits: false })
+        let (text, name) = (text.to_owned(), name.to_owned());
+        Ok(Self { text, name, quantity, operator: *operator, bound, is_fits: false })
     }
 }
+
+/// The end of the names of numbers that are in bytes.
+const BYTES: &str = "_bytes";
 
 /// Parses the size of `--fits`: `--fits 24GiB` is `needs<=24GiB` and, if requests failed, `failures==0`.
 pub(crate) fn fits(size: &str) -> Result<Assertion, String> {
@@ -179,6 +197,8 @@ pub(crate) struct Verdict {
     value_bytes: Option<u64>,
     /// The value of `failures`.
     failures: Option<u64>,
+    /// The value of a number that has no name of its own.
+    value: Option<f64>,
     /// If the condition is an upper bound of a need: the cheapest setting that needs no more, if one was
     /// found.
     setting: Option<Setting>,
@@ -203,7 +223,7 @@ impl Assertion {
     pub(crate) fn most_bytes(&self, total_bytes: Option<u64>) -> Option<u64> {
         let Absolute::Size(amount) = self.bound else { return None };
         match (self.quantity, self.operator) {
-            (Quantity::LivePeak | Quantity::Failures, _) => None,
+            (Quantity::LivePeak | Quantity::Failures | Quantity::Field, _) => None,
             (_, Operator::AtMost) => amount.bytes(total_bytes).ok(),
             (_, Operator::Less) => Some(amount.bytes(total_bytes).ok()?.saturating_sub(1)),
             _ => None,
@@ -249,7 +269,23 @@ impl Assertion {
             Quantity::LeastNeed => self.check_least_need(bound, total_bytes, found, setting),
             Quantity::LivePeak => self.check_live_peak(bound, found),
             Quantity::Failures => self.check_failures(bound, found),
+            Quantity::Field => self.check_field(bound, found),
         }
+    }
+
+    /// Checks a condition on any number of the answer.
+    fn check_field(&self, bound: u64, found: &Answer) -> Verdict {
+        let place = format!("/{}", self.name.replace('.', "/"));
+        let value = json!(found).pointer(&place).and_then(Value::as_f64);
+        let Some(value) = value else {
+            let why = format!("{} is not known for this recording", self.name);
+            return Verdict { answer: self.unjudged(&why), ..Verdict::default() };
+        };
+        let is_bytes = self.name.ends_with(BYTES);
+        let shown = if is_bytes { format!("{} MiB", mib(value)) } else { value.to_string() };
+        let sentence = format!("{} is {shown}.", self.name);
+        let answer = self.answer(self.operator.holds(value, bound as f64), sentence);
+        Verdict { answer, value: Some(value), ..Verdict::default() }
     }
 
     fn check_live_peak(&self, bound: u64, found: &Answer) -> Verdict {
@@ -300,7 +336,7 @@ impl Assertion {
         };
         let answer = self.answer(holds, sentence);
         let is_recorded = holds && setting.is_some();
-        Verdict { answer, value_bytes, setting, is_recorded, failures: None }
+        Verdict { answer, value_bytes, setting, is_recorded, ..Verdict::default() }
     }
 
     fn check_least_need(
@@ -328,7 +364,7 @@ impl Assertion {
             None => format!("{as_it_is}. {}", least_of(found)),
         };
         let answer = self.answer(holds, sentence);
-        Verdict { answer, value_bytes, setting, is_recorded, failures: None }
+        Verdict { answer, value_bytes, setting, is_recorded, ..Verdict::default() }
     }
 }
 
@@ -374,6 +410,7 @@ impl Verdict {
             "sentence": self.answer.sentence,
             "value_bytes": self.value_bytes,
             "failures": self.failures,
+            "value": self.value,
             "conf": setting.map(|setting| &setting.conf),
             "paste": setting.filter(|_| !self.is_recorded).map(|setting| &setting.paste),
             "is_recorded": self.is_recorded,
@@ -406,6 +443,7 @@ impl Bound for Difference {
         "needs, live_peak or failures",
         "a difference with its sign, as needs<=+1GiB or live_peak<=+2%",
     ];
+    const TAKES_FIELDS: bool = false;
 
     fn of_bytes(text: &str) -> Result<Self, String> {
         let expected = || format!("expected {}", Self::EXPECTED[1]);
@@ -440,6 +478,7 @@ impl Condition<Difference> {
                 Quantity::Needs | Quantity::LeastNeed => side.need.needs_bytes,
                 Quantity::LivePeak => Some(side.recording.live_peak_bytes),
                 Quantity::Failures => Some(failed_requests(&side.recording)?),
+                Quantity::Field => None,
             };
         }
         let is_count = self.quantity == Quantity::Failures;
@@ -461,7 +500,7 @@ impl Condition<Difference> {
         let what = match self.quantity {
             Quantity::Needs | Quantity::LeastNeed => "needs",
             Quantity::LivePeak => "has live bytes of",
-            Quantity::Failures => "has",
+            Quantity::Failures | Quantity::Field => "has",
         };
         let shown = |value: Option<u64>| match value {
             Some(count) if is_count => counted_as(count, "failed request", "failed requests"),

@@ -5,6 +5,7 @@
 //! JSON is `docs/answer.schema.json`.
 
 mod build;
+mod schema;
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -23,6 +24,7 @@ use stratalloc::ids::{PoolId, StreamId};
 use stratalloc_recording::{HostMemory, NoHistory, StackId};
 
 pub use build::{answer, described};
+pub use schema::{Field, fields, schema};
 
 /// What is asked about a recording. The memory of its device is part of the [`Recording`](crate::Recording).
 #[derive(Clone, Debug)]

@@ -4,6 +4,7 @@
 mod account;
 mod advice;
 mod advise;
+mod answer;
 mod at;
 mod bench;
 mod cases;
