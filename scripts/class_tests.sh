@@ -84,7 +84,7 @@ fi
 if [ -n "$fetch_only" ]; then echo "$folder" && exit 0; fi
 
 if [ -z "${STRATALLOC_LIBRARY:-}" ]; then
-    cargo build --quiet --lib --test descriptors --test ffi --all-features
+    cargo build --quiet --profile test --lib --test descriptors --test ffi --all-features
     STRATALLOC_LIBRARY=${CARGO_TARGET_DIR:-target}/debug/libstratalloc.so
 fi
 STRATALLOC_LIBRARY=$(realpath "$STRATALLOC_LIBRARY")

@@ -30,7 +30,7 @@ target=${CARGO_TARGET_DIR:-target}
 
 # STRATALLOC_COMMAND is the command-line program. Without it, the program is built.
 command=${STRATALLOC_COMMAND:-$target/debug/stratalloc}
-[ -n "${STRATALLOC_COMMAND:-}" ] || cargo build --quiet --all-features -p stratalloc-cli --bin stratalloc
+[ -n "${STRATALLOC_COMMAND:-}" ] || cargo build --quiet --profile test --all-features -p stratalloc-cli --bin stratalloc
 "$python" python/tests/pytorch/histories.py --headings
 failed=
 for version in "${versions[@]}"; do

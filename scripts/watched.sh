@@ -14,7 +14,7 @@ versions=("$@")
 [ ${#versions[@]} -gt 0 ] || versions=(2.6.0 2.11.0 2.15.0)
 # STRATALLOC_COMMAND is the command-line program. Without it, the program is built.
 command=${STRATALLOC_COMMAND:-${CARGO_TARGET_DIR:-target}/debug/stratalloc}
-[ -n "${STRATALLOC_COMMAND:-}" ] || cargo build --quiet --all-features -p stratalloc-cli --bin stratalloc
+[ -n "${STRATALLOC_COMMAND:-}" ] || cargo build --quiet --profile test --all-features -p stratalloc-cli --bin stratalloc
 command=$(realpath "$command")
 running=()
 for version in "${versions[@]}"; do

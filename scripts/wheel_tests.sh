@@ -22,7 +22,7 @@ if [ $# -gt 0 ]; then
 elif ! command -v g++-12 >/dev/null; then
     echo "skipped: the wheel: no g++-12" && exit 0
 else
-    cargo build --quiet --lib --bin stratalloc --test descriptors --test ffi --all-features
+    cargo build --quiet --profile test --lib --bin stratalloc --test descriptors --test ffi --all-features
     "$python" scripts/wheels.py --arch x86_64 --torch $version --output "$work" \
         --built "${CARGO_TARGET_DIR:-target}/debug"
     wheel=$(echo "$work"/*.whl)

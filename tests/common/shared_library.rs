@@ -25,9 +25,9 @@ pub(crate) fn root() -> &'static Path {
 pub(crate) fn built(library: &str, ending: &str) -> PathBuf {
     let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
     cargo.current_dir(root()).stderr(Stdio::inherit());
-    // All features and two test targets are selected, so that cargo reuses the libraries that these tests
-    // are linked with instead of compiling them again.
-    cargo.args(["build", "--lib", "--bin", "stratalloc"]);
+    // The profile of tests, all features and two test targets are selected, so that cargo reuses the
+    // libraries that these tests are linked with instead of compiling them again.
+    cargo.args(["build", "--profile", "test", "--lib", "--bin", "stratalloc"]);
     cargo.args([
         "--test",
         "descriptors",
