@@ -14,8 +14,7 @@ use stratalloc::error::DriverError;
 
 use super::device::Device;
 use super::outcome::{Outcome, Result, out, write_stderr};
-use super::show::Side::{Left, Right};
-use super::show::{is_json, joined, mib, progress, table};
+use super::show::{columns, is_json, joined, mib, progress, table};
 
 #[cfg(target_os = "linux")]
 mod request;
@@ -88,17 +87,10 @@ fn write_account(process: u32, account: &Account) -> io::Result<()> {
     writeln!(out(), "cuda:{device}: {used} of {total} MiB used, as seen by process {process}")?;
     let cells = |row: &OwnedBytes| {
         let share = 100.0 * row.bytes as f64 / (*used_bytes).max(1) as f64;
-        let bytes = mib(row.bytes as f64);
-        vec![
-            row.owner.clone(),
-            row.kind.clone(),
-            bytes,
-            format!("{share:.1}"),
-            row.found_by.clone(),
-        ]
+        let (bytes, share) = (mib(row.bytes as f64), format!("{share:.1}"));
+        vec![row.owner.clone(), row.kind.clone(), bytes, share, row.found_by.clone()]
     };
-    let heading =
-        [("owner", Left), ("kind", Left), ("MiB", Right), ("% of used", Right), ("found by", Left)];
+    let heading = columns("owner | kind | MiB: | % of used: | found by");
     table(&mut out(), &heading, &rows.iter().map(cells).collect::<Vec<_>>())
 }
 

@@ -11,9 +11,8 @@ use stratalloc_analysis::{AdviceOptions, Answer, Compared, Question, Recording, 
 use stratalloc_recording::{ReplayError, Trace};
 
 use super::assertion::{Absolute, Assertion, Verdict, fits};
-use super::command::{Command, Loops};
 use super::host::Terminal;
-use super::junit::Case;
+use super::junit::TestCase;
 use super::options::{Conditions, ExtraConfs, SearchArguments};
 use super::outcome::{Outcome, Result, out, unless_closed};
 use super::recordings::{Devices, NotJudged, Recordings};
@@ -43,13 +42,7 @@ pub(crate) struct Advise {
     conditions: Conditions<Absolute>,
 }
 
-impl Command for Advise {
-    fn run(&self, _: &Loops) -> Result<Outcome> {
-        run(self)
-    }
-}
-
-fn run(args: &Advise) -> Result<Outcome> {
+pub(crate) fn run(args: &Advise) -> Result<Outcome> {
     let has_conditions = args.assertions().next().is_some();
     args.conditions.check(has_conditions, &args.recordings.files)?;
     let mut cases = Vec::new();
@@ -58,10 +51,10 @@ fn run(args: &Advise) -> Result<Outcome> {
     let mut failed = Vec::new();
     let outcome = args.recordings.each_or(Devices::Each, &mut act, &mut failed)?;
     for NotJudged { name, error } in &failed {
-        cases.extend(
-            args.assertions()
-                .map(|assertion| Case { name: name.clone(), answer: assertion.unjudged(error) }),
-        );
+        cases.extend(args.assertions().map(|assertion| TestCase {
+            name: name.clone(),
+            judgement: assertion.unjudged(error),
+        }));
     }
     args.conditions.write("advise", &cases)?;
     Ok(outcome)
@@ -95,7 +88,7 @@ fn advise(
     settings: &[NamedConf],
     name: &str,
     trace: Trace,
-    cases: &mut Vec<Case>,
+    cases: &mut Vec<TestCase>,
 ) -> Result<Outcome> {
     let recording = args.recordings.recording(name, trace, "compared with PyTorch's default");
     let question = Question { settings: settings.to_vec(), ..args.question(&recording) };
@@ -113,9 +106,12 @@ fn advise(
     if let Some(no_history) = found.no_history.filter(|_| !verdicts.is_empty()) {
         return Err(ReplayError::from(no_history).into());
     }
-    let of = |verdict: &Verdict| Case { name: name.to_owned(), answer: verdict.answer.clone() };
+    let of = |verdict: &Verdict| TestCase {
+        name: name.to_owned(),
+        judgement: verdict.judgement.clone(),
+    };
     cases.extend(verdicts.iter().map(of));
-    Ok(verdicts.iter().map(|verdict| verdict.answer.outcome).max().unwrap_or_default())
+    Ok(verdicts.iter().map(|verdict| verdict.judgement.outcome).max().unwrap_or_default())
 }
 
 fn verdicts(args: &Advise, recording: &Recording, found: &Answer) -> Vec<Verdict> {
@@ -146,7 +142,7 @@ fn write_verdicts(name: &str, verdicts: &[Verdict]) -> io::Result<()> {
     let mut out = out();
     writeln!(out, "{}", shown(name))?;
     for verdict in verdicts {
-        writeln!(out, "{}", emphasised(&verdict.answer.sentence))?;
+        writeln!(out, "{}", emphasised(&verdict.judgement.sentence))?;
     }
     writeln!(out)
 }

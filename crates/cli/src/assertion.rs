@@ -71,7 +71,7 @@ impl Operator {
     }
 }
 
-/// A condition on a quantity. The bound is an [`Absolute`] one or a [`Difference`].
+/// A condition on a quantity. The bound is an [`Absolute`] one or a [`DifferenceBound`].
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Condition<B> {
     text: String,
@@ -88,7 +88,7 @@ pub(crate) struct Condition<B> {
 pub(crate) type Assertion = Condition<Absolute>;
 
 /// A bound of a condition.
-pub(crate) trait Bound: Clone + Send + Sync + Sized + 'static {
+pub(crate) trait ConditionBound: Clone + Send + Sync + Sized + 'static {
     /// The text of `--assert`.
     const HELP: &str;
     /// Whether the quantity may be any number of the answer's JSON.
@@ -110,7 +110,7 @@ pub(crate) enum Absolute {
     Count(u64),
 }
 
-impl Bound for Absolute {
+impl ConditionBound for Absolute {
     const HELP: &str = "Check a condition, such as needs<=24GiB, live_peak<20GiB or failures==0. The exit code is 1 if \
         it does not hold. Can be given several times. needs is the need as recorded, least_need the smallest of all \
         settings that are tried, failures the number of failed requests";
@@ -128,7 +128,7 @@ impl Bound for Absolute {
     }
 }
 
-impl<B: Bound> FromStr for Condition<B> {
+impl<B: ConditionBound> FromStr for Condition<B> {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -173,7 +173,7 @@ pub(crate) fn fits(size: &str) -> Result<Assertion, String> {
 
 /// Whether a condition holds, and why.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Judged {
+pub(crate) struct Judgement {
     /// The condition, as the user gave it.
     pub(crate) condition: String,
     pub(crate) outcome: Outcome,
@@ -181,7 +181,7 @@ pub(crate) struct Judged {
     pub(crate) sentence: String,
 }
 
-impl Judged {
+impl Judgement {
     /// Returns the answer for a condition that cannot be judged. `why` is a clause without a full stop.
     pub(crate) fn unjudged(condition: &str, why: &str) -> Self {
         let sentence = format!("It cannot be judged: {why}.");
@@ -189,10 +189,10 @@ impl Judged {
     }
 }
 
-/// The answer for a condition on one recording.
+/// The judgement for a condition on one recording.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
-    pub(crate) answer: Judged,
+    pub(crate) judgement: Judgement,
     /// The value of a quantity in bytes; `None` if no device suffices.
     value_bytes: Option<u64>,
     /// The value of `failures`.
@@ -207,13 +207,13 @@ pub(crate) struct Verdict {
 
 impl<B> Condition<B> {
     /// Returns the answer if the condition cannot be judged. `why` is a clause without a full stop.
-    pub(crate) fn unjudged(&self, why: &str) -> Judged {
-        Judged::unjudged(&self.text, why)
+    pub(crate) fn unjudged(&self, why: &str) -> Judgement {
+        Judgement::unjudged(&self.text, why)
     }
 
-    fn answer(&self, holds: bool, sentence: String) -> Judged {
+    fn judgement(&self, holds: bool, sentence: String) -> Judgement {
         let sentence = format!("{}: {sentence}", if holds { "Yes" } else { "No" });
-        Judged { condition: self.text.clone(), outcome: Outcome::of(holds), sentence }
+        Judgement { condition: self.text.clone(), outcome: Outcome::of(holds), sentence }
     }
 }
 
@@ -244,7 +244,7 @@ impl Assertion {
         total_bytes: Option<u64>,
         setting: Option<Setting>,
     ) -> Verdict {
-        let unjudged = |why: &str| Verdict { answer: self.unjudged(why), ..Verdict::default() };
+        let unjudged = |why: &str| Verdict { judgement: self.unjudged(why), ..Verdict::default() };
         if let Some(no_history) = found.no_history {
             return unjudged(&no_history.to_string());
         }
@@ -261,7 +261,7 @@ impl Assertion {
             }
             Quantity::Needs => {
                 let verdict = self.check_needs(bound, total_bytes, found, setting);
-                match self.is_fits && verdict.answer.outcome == Outcome::Good {
+                match self.is_fits && verdict.judgement.outcome == Outcome::Good {
                     true => without_failures(found).unwrap_or(verdict),
                     false => verdict,
                 }
@@ -279,20 +279,20 @@ impl Assertion {
         let value = json!(found).pointer(&place).and_then(Value::as_f64);
         let Some(value) = value else {
             let why = format!("{} is not known for this recording", self.name);
-            return Verdict { answer: self.unjudged(&why), ..Verdict::default() };
+            return Verdict { judgement: self.unjudged(&why), ..Verdict::default() };
         };
         let is_bytes = self.name.ends_with(BYTES);
         let shown = if is_bytes { format!("{} MiB", mib(value)) } else { value.to_string() };
         let sentence = format!("{} is {shown}.", self.name);
-        let answer = self.answer(self.operator.holds(value, bound as f64), sentence);
-        Verdict { answer, value: Some(value), ..Verdict::default() }
+        let judgement = self.judgement(self.operator.holds(value, bound as f64), sentence);
+        Verdict { judgement, value: Some(value), ..Verdict::default() }
     }
 
     fn check_live_peak(&self, bound: u64, found: &Answer) -> Verdict {
         let value = found.live_peak_bytes.unwrap_or(0);
         let sentence = format!("{} MiB are live at once.", mib(value as f64));
-        let answer = self.answer(self.operator.holds(value, bound), sentence);
-        Verdict { answer, value_bytes: Some(value), ..Verdict::default() }
+        let judgement = self.judgement(self.operator.holds(value, bound), sentence);
+        Verdict { judgement, value_bytes: Some(value), ..Verdict::default() }
     }
 
     fn check_failures(&self, bound: u64, found: &Answer) -> Verdict {
@@ -309,8 +309,8 @@ impl Assertion {
             true => format!("{requests} would fail{limit} that is set."),
             false => format!("{requests} failed when it was recorded{limit}."),
         };
-        let answer = self.answer(self.operator.holds(count, bound), sentence);
-        Verdict { answer, failures: Some(count), ..Verdict::default() }
+        let judgement = self.judgement(self.operator.holds(count, bound), sentence);
+        Verdict { judgement, failures: Some(count), ..Verdict::default() }
     }
 
     fn check_needs(
@@ -334,9 +334,9 @@ impl Assertion {
             ),
             (None, _) => format!("{as_it_is}. {}", least_of(found)),
         };
-        let answer = self.answer(holds, sentence);
+        let judgement = self.judgement(holds, sentence);
         let is_recorded = holds && setting.is_some();
-        Verdict { answer, value_bytes, setting, is_recorded, ..Verdict::default() }
+        Verdict { judgement, value_bytes, setting, is_recorded, ..Verdict::default() }
     }
 
     fn check_least_need(
@@ -363,19 +363,19 @@ impl Assertion {
             ),
             None => format!("{as_it_is}. {}", least_of(found)),
         };
-        let answer = self.answer(holds, sentence);
-        Verdict { answer, value_bytes, setting, is_recorded, ..Verdict::default() }
+        let judgement = self.judgement(holds, sentence);
+        Verdict { judgement, value_bytes, setting, is_recorded, ..Verdict::default() }
     }
 }
 
-/// Returns the answer of `--fits` for a recording in which requests failed, although its need is small
+/// Returns the judgement of `--fits` for a recording in which requests failed, although its need is small
 /// enough: its program fails as it is. `None` if no request failed.
 fn without_failures(found: &Answer) -> Option<Verdict> {
     let condition: Assertion = "failures==0".parse().ok()?;
     let mut verdict = condition.check_failures(0, found);
     let hint = " Without that limit it would fit: --memory-fraction 1 sets the limit aside.";
-    verdict.answer.sentence += hint;
-    Some(verdict).filter(|verdict| verdict.answer.outcome != Outcome::Good)
+    verdict.judgement.sentence += hint;
+    Some(verdict).filter(|verdict| verdict.judgement.outcome != Outcome::Good)
 }
 
 /// Returns the need under the recorded configuration as a clause.
@@ -405,9 +405,9 @@ impl Verdict {
     pub(crate) fn json(&self) -> Value {
         let setting = self.setting.as_ref();
         json!({
-            "assertion": self.answer.condition,
-            "holds": self.answer.outcome.holds(),
-            "sentence": self.answer.sentence,
+            "assertion": self.judgement.condition,
+            "holds": self.judgement.outcome.holds(),
+            "sentence": self.judgement.sentence,
             "value_bytes": self.value_bytes,
             "failures": self.failures,
             "value": self.value,
@@ -421,7 +421,7 @@ impl Verdict {
 
 /// The difference of a quantity between two recordings.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Difference {
+pub(crate) enum DifferenceBound {
     Bytes(i64),
     /// A percentage of the first recording's value.
     Percent(f64),
@@ -435,7 +435,7 @@ fn signed(text: &str) -> Option<(bool, &str)> {
     text.strip_prefix('+').map(|rest| (false, rest)).or(negative)
 }
 
-impl Bound for Difference {
+impl ConditionBound for DifferenceBound {
     const HELP: &str = "Check a condition on the difference between B and A, such as live_peak<=+2%, needs<=+1GiB or \
         failures<=+0. The exit code is 1 if it does not hold. Can be given several times. needs is each recording's \
         need as recorded. A percentage is one of A's value";
@@ -465,15 +465,15 @@ impl Bound for Difference {
     }
 }
 
-impl Condition<Difference> {
+impl Condition<DifferenceBound> {
     /// Checks the condition on the difference between the second recording and the first.
     pub(crate) fn check_difference(&self, diff: &Diff<'_>) -> Result<DifferenceVerdict> {
         let mut values = [None; 2];
         for (value, side) in values.iter_mut().zip(diff.sides()) {
             *value = match self.quantity {
                 Quantity::Needs if side.recording.config.is_none() => {
-                    let answer = self.unjudged("a recorded configuration cannot be replayed");
-                    return Ok(DifferenceVerdict { answer, values: [None; 2], is_count: false });
+                    let judgement = self.unjudged("a recorded configuration cannot be replayed");
+                    return Ok(DifferenceVerdict { judgement, values: [None; 2], is_count: false });
                 }
                 Quantity::Needs | Quantity::LeastNeed => side.need.needs_bytes,
                 Quantity::LivePeak => Some(side.recording.live_peak_bytes),
@@ -483,17 +483,17 @@ impl Condition<Difference> {
         }
         let is_count = self.quantity == Quantity::Failures;
         if values == [None; 2] {
-            let answer = self.unjudged("no device suffices for either recording");
-            return Ok(DifferenceVerdict { answer, values, is_count });
+            let judgement = self.unjudged("no device suffices for either recording");
+            return Ok(DifferenceVerdict { judgement, values, is_count });
         }
         // If no device suffices, the need is larger than any bound.
         let [a, b] = values.map(|value| value.unwrap_or(u64::MAX));
         let difference = i128::from(b) - i128::from(a);
         let holds = match self.bound {
-            Difference::Bytes(most) | Difference::Count(most) => {
+            DifferenceBound::Bytes(most) | DifferenceBound::Count(most) => {
                 self.operator.holds(difference, i128::from(most))
             }
-            Difference::Percent(percent) => {
+            DifferenceBound::Percent(percent) => {
                 self.operator.holds(difference as f64, a as f64 * percent / 100.0)
             }
         };
@@ -512,14 +512,14 @@ impl Condition<Difference> {
             _ => String::new(),
         };
         let sentence = format!("B {what} {}, A {}{change}.", shown(values[1]), shown(values[0]));
-        Ok(DifferenceVerdict { answer: self.answer(holds, sentence), values, is_count })
+        Ok(DifferenceVerdict { judgement: self.judgement(holds, sentence), values, is_count })
     }
 }
 
-/// The answer for a condition on a difference, and the values.
+/// The judgement for a condition on a difference, and the values.
 #[derive(Clone, Debug)]
 pub(crate) struct DifferenceVerdict {
-    pub(crate) answer: Judged,
+    pub(crate) judgement: Judgement,
     /// The values of the two recordings; `None` if no device suffices.
     values: [Option<u64>; 2],
     /// Whether the values are numbers of requests, not bytes.
@@ -531,9 +531,9 @@ impl DifferenceVerdict {
         let bytes = self.values.map(|value| value.filter(|_| !self.is_count));
         let counts = self.values.map(|value| value.filter(|_| self.is_count));
         json!({
-            "assertion": self.answer.condition,
-            "holds": self.answer.outcome.holds(),
-            "sentence": self.answer.sentence,
+            "assertion": self.judgement.condition,
+            "holds": self.judgement.outcome.holds(),
+            "sentence": self.judgement.sentence,
             "a_bytes": bytes[0],
             "b_bytes": bytes[1],
             "difference_bytes": bytes[0].zip(bytes[1]).map(|(a, b)| difference([a, b])),
@@ -573,13 +573,14 @@ mod tests {
 
     #[test]
     fn conditions_on_differences_have_a_sign_and_a_size_or_a_percentage() {
-        let bound = |text: &str| text.parse::<Condition<Difference>>().map(|parsed| parsed.bound);
-        assert_eq!(bound("live_peak<=+2%"), Ok(Difference::Percent(2.0)));
-        assert_eq!(bound("needs < -0.5%"), Ok(Difference::Percent(-0.5)));
-        assert_eq!(bound("needs<=+1GiB"), Ok(Difference::Bytes(1 << 30)));
-        assert_eq!(bound("needs<=+0"), Ok(Difference::Bytes(0)));
-        assert_eq!(bound("needs>=-512MiB"), Ok(Difference::Bytes(-512 << 20)));
-        assert_eq!(bound("failures<=+0"), Ok(Difference::Count(0)));
+        let bound =
+            |text: &str| text.parse::<Condition<DifferenceBound>>().map(|parsed| parsed.bound);
+        assert_eq!(bound("live_peak<=+2%"), Ok(DifferenceBound::Percent(2.0)));
+        assert_eq!(bound("needs < -0.5%"), Ok(DifferenceBound::Percent(-0.5)));
+        assert_eq!(bound("needs<=+1GiB"), Ok(DifferenceBound::Bytes(1 << 30)));
+        assert_eq!(bound("needs<=+0"), Ok(DifferenceBound::Bytes(0)));
+        assert_eq!(bound("needs>=-512MiB"), Ok(DifferenceBound::Bytes(-512 << 20)));
+        assert_eq!(bound("failures<=+0"), Ok(DifferenceBound::Count(0)));
         for wrong in [
             "failures<=0",
             "failures<=+1GiB",

@@ -1,56 +1,76 @@
 //! The commands of the program, and the command line that selects one.
 //!
-//! A command is a type whose fields are its arguments: a file of its own and a row of [`COMMANDS`]. Its doc
-//! comment is its text in the program's help.
+//! A command has a file of its own, with the type of its arguments and a function that runs it, and a row
+//! of [`COMMANDS`]. The doc comment of the type is the command's text in the program's help. Options that
+//! several commands have are in `options`.
 
 use std::io::Write;
 
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser};
 
-pub(crate) use super::bench::loops::Loops;
-use super::outcome::{Outcome, Result, out};
-use super::table::TableOptions;
+use super::bench::loops::Loops;
+use super::outcome::{BadArguments, Outcome, Result, out};
+use super::table::{self, TableOptions};
 use super::{advise, bench, compare, diff, explain, forecast, info, replay, report, sweep};
 
-/// A command with its arguments.
-pub(crate) trait Command {
-    /// Runs the command. Only `bench` uses the loops.
-    fn run(&self, loops: &Loops) -> Result<Outcome>;
+/// The commands, in the order of the help text.
+const COMMANDS: &[&dyn Command] = &[
+    &command("explain", |args: &explain::Explain, _| explain::run(args)),
+    &command("info", |args: &info::Info, _| info::run(args)),
+    &command("replay", |args: &replay::Replay, _| replay::run(args)),
+    &command("advise", |args: &advise::Advise, _| advise::run(args)),
+    &command("compare", |args: &compare::Compare, _| compare::run(args)),
+    &command("diff", |args: &diff::DiffArguments, _| diff::run(args)),
+    &command("forecast", |args: &forecast::ForecastArguments, _| forecast::run(args)),
+    &command("sweep", |args: &sweep::SweepArguments, _| sweep::run(args)),
+    &command("report", |args: &report::ReportArguments, _| report::run(args)).without_json(),
+    &command("bench", bench::run),
+    &command("completions", |args: &Completions, _| args.run()).without_json(),
+];
 
-    /// Returns whether the command can print JSON.
-    fn can_print_json(&self) -> bool {
-        true
+/// A command of the program.
+trait Command {
+    fn name(&self) -> &'static str;
+
+    /// Adds the arguments and the help text.
+    fn describe(&self, command: clap::Command) -> clap::Command;
+
+    /// Runs the command with the parsed arguments.
+    fn run(&self, matches: &mut ArgMatches, loops: &Loops) -> Result<Outcome>;
+}
+
+/// A command with arguments of type `A`.
+struct CommandOf<A> {
+    name: &'static str,
+    prints_json: bool,
+    run: fn(&A, &Loops) -> Result<Outcome>,
+}
+
+const fn command<A>(name: &'static str, run: fn(&A, &Loops) -> Result<Outcome>) -> CommandOf<A> {
+    CommandOf { name, prints_json: true, run }
+}
+
+impl<A> CommandOf<A> {
+    const fn without_json(self) -> Self {
+        Self { prints_json: false, ..self }
     }
 }
 
-/// The commands, in the order of the help text.
-const COMMANDS: &[Registered] = &[
-    Registered::of::<explain::Explain>("explain"),
-    Registered::of::<info::Info>("info"),
-    Registered::of::<replay::Replay>("replay"),
-    Registered::of::<advise::Advise>("advise"),
-    Registered::of::<compare::Compare>("compare"),
-    Registered::of::<diff::DiffArguments>("diff"),
-    Registered::of::<forecast::ForecastArguments>("forecast"),
-    Registered::of::<sweep::SweepArguments>("sweep"),
-    Registered::of::<report::ReportArguments>("report"),
-    Registered::of::<bench::Bench>("bench"),
-    Registered::of::<Completions>("completions"),
-];
+impl<A: Args> Command for CommandOf<A> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
 
-/// A command that the program knows.
-struct Registered {
-    name: &'static str,
-    /// Adds the arguments and the help text.
-    describe: fn(clap::Command) -> clap::Command,
-    parse: fn(&mut ArgMatches) -> Result<Box<dyn Command>, clap::Error>,
-}
+    fn describe(&self, command: clap::Command) -> clap::Command {
+        A::augment_args(command)
+    }
 
-impl Registered {
-    const fn of<C: Command + Args + 'static>(name: &'static str) -> Self {
-        let parse: fn(&mut ArgMatches) -> Result<Box<dyn Command>, clap::Error> =
-            |matches| Ok(Box::new(C::from_arg_matches_mut(matches)?));
-        Self { name, describe: C::augment_args, parse }
+    fn run(&self, matches: &mut ArgMatches, loops: &Loops) -> Result<Outcome> {
+        let arguments = A::from_arg_matches_mut(matches).unwrap_or_else(|error| exit(error));
+        if table::is_json() && !self.prints_json {
+            return Err(BadArguments(format!("{} prints no JSON", self.name)).into());
+        }
+        (self.run)(&arguments, loops)
     }
 }
 
@@ -69,31 +89,29 @@ const EXIT_CODES: &str = "Exit codes: 0 done, and every condition holds; 1 a con
 
 /// Returns the command line with all commands.
 fn program() -> clap::Command {
-    let commands = COMMANDS.iter().map(|known| (known.describe)(clap::Command::new(known.name)));
+    let commands =
+        COMMANDS.iter().map(|command| command.describe(clap::Command::new(command.name())));
     Program::command().subcommands(commands).subcommand_required(true).arg_required_else_help(true)
 }
 
-/// The parsed command line.
-pub(crate) struct Parsed {
-    pub(crate) table: TableOptions,
-    pub(crate) name: &'static str,
-    pub(crate) command: Box<dyn Command>,
+/// Prints an error of the arguments, and exits the process.
+fn exit(error: clap::Error) -> ! {
+    error.format(&mut program()).exit()
 }
 
-/// Parses the program's arguments. Exits the process if they are invalid or ask for help.
-pub(crate) fn parse() -> Parsed {
-    let parsed = parsed(&mut program().get_matches());
-    parsed.unwrap_or_else(|error| error.format(&mut program()).exit())
-}
-
-fn parsed(matches: &mut ArgMatches) -> Result<Parsed, clap::Error> {
-    let Program { table } = Program::from_arg_matches_mut(matches)?;
+/// Runs the command that the program's arguments select. Exits the process if the arguments are invalid or
+/// ask for help.
+pub(crate) fn run(loops: &Loops) -> Result<Outcome> {
+    let mut matches = program().get_matches();
+    let options = Program::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| exit(error));
+    table::set_options(&options.table);
     let selected = matches.remove_subcommand().and_then(|(name, matches)| {
-        Some((COMMANDS.iter().find(|known| known.name == name)?, matches))
+        Some((COMMANDS.iter().find(|command| command.name() == name)?, matches))
     });
-    let missing = || clap::Error::new(clap::error::ErrorKind::MissingSubcommand);
-    let (known, mut matches) = selected.ok_or_else(missing)?;
-    Ok(Parsed { table, name: known.name, command: (known.parse)(&mut matches)? })
+    match selected {
+        Some((command, mut matches)) => command.run(&mut matches, loops),
+        None => exit(clap::Error::new(clap::error::ErrorKind::MissingSubcommand)),
+    }
 }
 
 /// Print a shell's completion script for this program; write it to where the shell looks for it.
@@ -102,16 +120,12 @@ struct Completions {
     shell: clap_complete::Shell,
 }
 
-impl Command for Completions {
-    fn run(&self, _: &Loops) -> Result<Outcome> {
+impl Completions {
+    fn run(&self) -> Result<Outcome> {
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut program(), "stratalloc", &mut text);
         out().write_all(&text)?;
         Ok(Outcome::Good)
-    }
-
-    fn can_print_json(&self) -> bool {
-        false
     }
 }
 

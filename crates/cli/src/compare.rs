@@ -11,16 +11,14 @@ use stratalloc_analysis::{
 };
 use stratalloc_recording::Trace;
 
-use super::command::{Command, Loops};
 use super::host::Host;
 use super::options::ComparedConfs;
 use super::outcome::{Outcome, Result, out};
 use super::recordings::{Devices, Recordings, limit_json};
 use super::settings::{NamedConf, need_of};
-use super::show::Side::{Left, Right};
 use super::show::{
-    LUCK, NEED_HEADING, PYTORCHS, UNKNOWN, is_json, joined, mib, need_cells, paste_json, progress,
-    shown_conf, table, value_or_dash,
+    LUCK, NEED_HEADING, PYTORCHS, UNKNOWN, columns, is_json, joined, mib, need_cells, paste_json,
+    progress, shown_conf, table, value_or_dash,
 };
 
 /// Compare strategies on the same recordings.
@@ -43,13 +41,7 @@ struct ComparedConf {
     trial: Trial,
 }
 
-impl Command for Compare {
-    fn run(&self, _: &Loops) -> Result<Outcome> {
-        run(self)
-    }
-}
-
-fn run(args: &Compare) -> Result<Outcome> {
+pub(crate) fn run(args: &Compare) -> Result<Outcome> {
     let confs = args.confs.parsed(&args.recordings)?;
     let mut all = Vec::new();
     let mut compare = |name: &str, trace: Trace| -> Result<Outcome> {
@@ -167,11 +159,11 @@ const RECORDED: &str = "recorded";
 
 fn write_table(name: &str, recording: &Recording, rows: &[ComparedConf]) -> std::io::Result<()> {
     let limit = recording.limit;
-    let mut heading = NEED_HEADING.to_vec();
+    let mut heading = columns(NEED_HEADING);
     if limit.is_some() {
-        heading.extend([("reserved MiB", Right), ("oom", Right)]);
+        heading.extend(columns("reserved MiB: | oom:"));
     }
-    heading.push(("ns/op", Right));
+    heading.extend(columns("ns/op:"));
     let least = rows.iter().filter_map(|row| row.need.needs_bytes).min();
     let differ = rows.iter().any(|row| row.need.needs_bytes != least);
     let needs = |need: &Need| match need.needs_bytes {
@@ -316,7 +308,7 @@ fn write_ranks(all: &[(String, Vec<ComparedConf>)]) -> std::io::Result<()> {
                 cells.push(vec![shown_conf(conf), most, name.clone()]);
             }
         }
-        let heading = [("configuration", Left), ("largest need MiB", Right), ("of", Left)];
+        let heading = columns("configuration | largest need MiB: | of");
         let mut out = out();
         writeln!(out, "{} ({} recordings of one job)", shown(&job), ranks.len())?;
         table(&mut out, &heading, &cells)?;

@@ -25,7 +25,7 @@ pub(crate) enum Device {
 }
 
 /// An open device.
-pub(crate) struct Opened {
+pub(crate) struct OpenDevice {
     pub(crate) driver: Arc<dyn Driver>,
     /// Controls when the device's work finishes, if the device supports that.
     pub(crate) work_gate: Option<Arc<dyn WorkGate>>,
@@ -43,12 +43,12 @@ impl Device {
     }
 
     /// Opens the device, with `total_bytes` of memory or with the device's own size.
-    pub(crate) fn open(self, total_bytes: Option<u64>) -> Result<Opened, DriverError> {
+    pub(crate) fn open(self, total_bytes: Option<u64>) -> Result<OpenDevice, DriverError> {
         match self {
             Self::Sim => {
                 let sim = stratalloc_analysis::open_sim(total_bytes, EventMode::Immediate);
                 let work_gate = Some(Arc::clone(&sim) as Arc<dyn WorkGate>);
-                Ok(Opened { driver: sim, work_gate })
+                Ok(OpenDevice { driver: sim, work_gate })
             }
             #[cfg(target_os = "linux")]
             Self::Host => {
@@ -71,16 +71,16 @@ fn not_supported(why: &'static str) -> DriverError {
 }
 
 #[cfg(unix)]
-fn open_cuda(number: u32) -> Result<Opened, DriverError> {
+fn open_cuda(number: u32) -> Result<OpenDevice, DriverError> {
     Ok(gated(stratalloc::driver::Cuda::open(stratalloc::ids::DeviceId(number))?))
 }
 
 #[cfg(not(unix))]
-fn open_cuda(_: u32) -> Result<Opened, DriverError> {
+fn open_cuda(_: u32) -> Result<OpenDevice, DriverError> {
     Err(not_supported("this program was built without the feature cuda"))
 }
 
-impl Opened {
+impl OpenDevice {
     /// Returns this many streams in addition to the default one. On CUDA the driver creates them; on
     /// other devices any number is a valid stream.
     pub(crate) fn streams(&self, count: usize) -> Result<Vec<StreamId>, DriverError> {
@@ -93,10 +93,10 @@ impl Opened {
 
 /// Opens a device that runs its work by itself, with gates that can delay the work.
 #[cfg(unix)]
-fn gated(driver: impl HoldsWork + 'static) -> Opened {
+fn gated(driver: impl HoldsWork + 'static) -> OpenDevice {
     let gated = Arc::new(Gates::before(driver));
     let work_gate = Some(Arc::clone(&gated) as Arc<dyn WorkGate>);
-    Opened { driver: gated, work_gate }
+    OpenDevice { driver: gated, work_gate }
 }
 
 impl FromStr for Device {

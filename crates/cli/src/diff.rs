@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use stratalloc::config::shown;
@@ -12,15 +13,15 @@ use stratalloc_analysis::{
 };
 use stratalloc_recording::Trace;
 
-use super::assertion::{Difference, DifferenceVerdict, Judged};
-use super::command::{Command, Loops};
+use super::assertion::{DifferenceBound, DifferenceVerdict, Judgement};
 use super::host::Terminal;
-use super::junit::Case;
+use super::junit::TestCase;
 use super::options::Conditions;
 use super::outcome::{BadArguments, Outcome, Result, out, unless_closed};
 use super::recordings::{Devices, Recordings, limit_json, name_of};
-use super::show::Side::{Left, Right};
-use super::show::{UNKNOWN, emphasised, is_json, joined, mib, progress, shown_path, table};
+use super::show::{
+    UNKNOWN, columns, emphasised, is_json, joined, mib, progress, shown_path, table, value_or_dash,
+};
 
 /// Compare two recordings of one program: which code holds more memory, and the first request that
 /// differs.
@@ -34,7 +35,7 @@ pub(crate) struct DiffArguments {
     #[command(flatten)]
     recordings: Recordings,
     #[command(flatten)]
-    conditions: Conditions<Difference>,
+    conditions: Conditions<DifferenceBound>,
 }
 
 /// The number of equal requests listed before the first one that differs.
@@ -44,13 +45,7 @@ const ROWS_SHOWN: usize = 10;
 /// The maximum number of places with different requests in the JSON object.
 const PLACES_MAX: usize = 100;
 
-impl Command for DiffArguments {
-    fn run(&self, _: &Loops) -> Result<Outcome> {
-        run(self)
-    }
-}
-
-fn run(args: &DiffArguments) -> Result<Outcome> {
+pub(crate) fn run(args: &DiffArguments) -> Result<Outcome> {
     let files = &args.recordings.files;
     if files.len() != 2 {
         return Err(BadArguments(format!("diff compares 2 recordings, not {}", files.len())).into());
@@ -82,15 +77,16 @@ fn run(args: &DiffArguments) -> Result<Outcome> {
         true => writeln!(out(), "{}", found.json()),
         false => found.write(),
     })?;
-    args.write_junit(verdicts.iter().map(|verdict| verdict.answer.clone()))?;
-    Ok(verdicts.iter().map(|verdict| verdict.answer.outcome).max().unwrap_or_default())
+    args.write_junit(verdicts.iter().map(|verdict| verdict.judgement.clone()))?;
+    Ok(verdicts.iter().map(|verdict| verdict.judgement.outcome).max().unwrap_or_default())
 }
 
 impl DiffArguments {
-    fn write_junit(&self, answers: impl Iterator<Item = Judged>) -> Result<()> {
+    fn write_junit(&self, judgements: impl Iterator<Item = Judgement>) -> Result<()> {
         let names: Vec<String> = self.recordings.files.iter().rev().map(|at| name_of(at)).collect();
         let name = names.join(" against ");
-        let cases: Vec<Case> = answers.map(|answer| Case { name: name.clone(), answer }).collect();
+        let cases: Vec<TestCase> =
+            judgements.map(|judgement| TestCase { name: name.clone(), judgement }).collect();
         self.conditions.write("diff", &cases)
     }
 }
@@ -123,7 +119,7 @@ impl Differences<'_> {
             writeln!(out, "{side}: {}", shown_path(file))?;
         }
         for verdict in *verdicts {
-            let text = format!("{}  {}", verdict.answer.condition, verdict.answer.sentence);
+            let text = format!("{}  {}", verdict.judgement.condition, verdict.judgement.sentence);
             writeln!(out, "{}", emphasised(&text))?;
         }
         if diff.is_empty() {
@@ -164,25 +160,15 @@ impl Differences<'_> {
     }
 
     fn write_figures(&self) -> io::Result<()> {
-        let row = |(name, [a, b]): (&str, [Option<u64>; 2])| {
-            let cell = |value: Option<u64>| {
-                value.map_or_else(|| UNKNOWN.to_owned(), |bytes| mib(bytes as f64))
-            };
+        let [a, b] = self.diff.sides().map(figures);
+        let cell = |value: Option<u64>| value_or_dash(value.map(|bytes| mib(bytes as f64)));
+        let rows = FIGURES.iter().zip(a).zip(b).map(|(((name, _), a), b)| {
             let change = a.zip(b).map(|(a, b)| signed_mib(difference([a, b])));
-            vec![name.to_owned(), cell(a), cell(b), change.unwrap_or_else(|| UNKNOWN.to_owned())]
-        };
-        let names = [
-            "needs",
-            "live bytes at the peak",
-            "peak reserved, recorded",
-            "reserved without a limit",
-        ];
-        let figures = self.diff.sides().map(figures);
-        let rows =
-            names.iter().enumerate().map(|(at, name)| (*name, [figures[0][at], figures[1][at]]));
-        let rows: Vec<_> = rows.map(row).collect();
+            vec![(*name).to_owned(), cell(a), cell(b), value_or_dash(change)]
+        });
+        let rows: Vec<_> = rows.collect();
         let mut out = out();
-        table(&mut out, &[("MiB", Left), ("A", Right), ("B", Right), ("B - A", Right)], &rows)?;
+        table(&mut out, &columns("MiB | A: | B: | B - A:"), &rows)?;
         writeln!(out)
     }
 
@@ -202,21 +188,14 @@ impl Differences<'_> {
                 grouped(request.event.into()),
                 format!("{}{failed}", grouped(request.bytes)),
                 format!("{:#x}", request.stream.0),
-                request.requested_by.clone().unwrap_or_else(|| UNKNOWN.to_owned()),
+                value_or_dash(request.requested_by.as_ref()),
             ]
         };
         let before = first.before.iter().map(|request| cells("both", request));
-        let [a, b] = &first.requests;
-        let rows =
-            before.chain(a.iter().map(|a| cells("A", a))).chain(b.iter().map(|b| cells("B", b)));
-        let heading = [
-            ("", Left),
-            ("request", Right),
-            ("event", Right),
-            ("bytes", Right),
-            ("stream", Right),
-            ("requested by (called by)", Left),
-        ];
+        let a = first.a.iter().map(|request| cells("A", request));
+        let b = first.b.iter().map(|request| cells("B", request));
+        let rows = before.chain(a).chain(b);
+        let heading = columns(" | request: | event: | bytes: | stream: | requested by (called by)");
         table(&mut out, &heading, &rows.collect::<Vec<_>>())?;
         let [only_a, only_b] = requests.only.map(|count| count as u64);
         writeln!(
@@ -236,11 +215,11 @@ impl Differences<'_> {
         // All requests before the first place are in both recordings, so their numbers are equal.
         let at = place[0].start;
         let before: Vec<usize> = (at.saturating_sub(BEFORE_SHOWN)..at).collect();
-        let requests = [0, 1].map(|side| {
+        let [a, b] = [0, 1].map(|side| {
             let indices: Vec<usize> = place[side].clone().take(1).collect();
             self.diff.shown_requests(side, &indices).pop()
         });
-        Some(First { before: self.diff.shown_requests(0, &before), requests })
+        Some(First { before: self.diff.shown_requests(0, &before), a, b })
     }
 
     fn write_growth(&self) -> io::Result<()> {
@@ -255,14 +234,7 @@ impl Differences<'_> {
             let [blocks_a, blocks_b] = row.blocks.map(grouped);
             vec![signed_mib(row.difference()), a, b, blocks_a, blocks_b, row.label()]
         };
-        let heading = [
-            ("MiB", Right),
-            ("A", Right),
-            ("B", Right),
-            ("blocks A", Right),
-            ("blocks B", Right),
-            ("requested by (called by)", Left),
-        ];
+        let heading = columns("MiB: | A: | B: | blocks A: | blocks B: | requested by (called by)");
         let rows: Vec<_> = grew.iter().take(ROWS_SHOWN).map(row).collect();
         table(&mut out, &heading, &rows)?;
         if grew.len() > ROWS_SHOWN {
@@ -298,14 +270,8 @@ impl Differences<'_> {
                 },
             ]
         };
-        let heading = [
-            ("MiB", Right),
-            ("free", Right),
-            ("stream", Right),
-            ("blocks", Right),
-            ("largest", Right),
-            ("requested by (called by)", Left),
-        ];
+        let heading =
+            columns("MiB: | free: | stream: | blocks: | largest: | requested by (called by)");
         let rows: Vec<_> = kept.iter().take(ROWS_SHOWN).map(row).collect();
         table(&mut out, &heading, &rows)
     }
@@ -338,26 +304,18 @@ impl Differences<'_> {
                 "b": {"requested_by": row.requested_by[1], "bytes": row.bytes[1], "blocks": row.blocks[1]},
             })
         };
-        let first = self
-            .first()
-            .map(|First { before, requests: [a, b] }| json!({"before": before, "a": a, "b": b}));
         json!({
             "a": side(0),
             "b": side(1),
             "is_same": diff.is_empty(),
-            "difference": {
-                "needs_bytes": changes[0],
-                "live_peak_bytes": changes[1],
-                "peak_reserved_bytes": changes[2],
-                "reserved_unlimited_bytes": changes[3],
-            },
+            "difference": figures_json(changes),
             "requests": {
                 "same": requests.same,
                 "changed": requests.changed,
                 "only_a": requests.only[0],
                 "only_b": requests.only[1],
                 "places": requests.places.len(),
-                "first": first,
+                "first": self.first(),
                 "list": list,
             },
             "grew": diff.grew.iter().map(growth).collect::<Vec<_>>(),
@@ -370,15 +328,29 @@ impl Differences<'_> {
 }
 
 /// The first place at which the requests of two recordings differ.
+#[derive(Serialize)]
 struct First {
     /// The last requests before it, which both recordings have.
     before: Vec<ShownRequest>,
-    /// The requests of the two recordings there; `None` if the other one has more requests there.
-    requests: [Option<ShownRequest>; 2],
+    /// The request of the first recording there; `None` if the second one has more requests there.
+    a: Option<ShownRequest>,
+    b: Option<ShownRequest>,
 }
 
-/// Returns the figures that are compared: the need, the peaks of live and reserved bytes, and the bytes
-/// reserved without a limit.
+/// The figures that are compared: their names in the table and in JSON.
+const FIGURES: [(&str, &str); 4] = [
+    ("needs", "needs_bytes"),
+    ("live bytes at the peak", "live_peak_bytes"),
+    ("peak reserved, recorded", "peak_reserved_bytes"),
+    ("reserved without a limit", "reserved_unlimited_bytes"),
+];
+
+fn figures_json<T: Serialize>(figures: [Option<T>; 4]) -> Value {
+    let field = |((_, key), figure): (&(_, &str), _)| ((*key).to_owned(), json!(figure));
+    FIGURES.iter().zip(figures).map(field).collect()
+}
+
+/// Returns the values of [`FIGURES`].
 fn figures(side: &Recorded) -> [Option<u64>; 4] {
     let (need, recording) = (&side.need, &side.recording);
     let peak_reserved = Some(recording.figures.peak_reserved_bytes);
@@ -391,17 +363,11 @@ fn figures(side: &Recorded) -> [Option<u64>; 4] {
 }
 
 fn side_json(name: &str, side: &Recorded) -> Value {
-    let [needs_bytes, live_peak_bytes, peak_reserved_bytes, reserved_unlimited_bytes] =
-        figures(side);
     let own = json!({
         "trace": name,
         "conf": side.recording.trace.conf,
         "requests": side.requests(),
-        "needs_bytes": needs_bytes,
         "needs_with_luck_bytes": side.need.with_luck_bytes,
-        "live_peak_bytes": live_peak_bytes,
-        "peak_reserved_bytes": peak_reserved_bytes,
-        "reserved_unlimited_bytes": reserved_unlimited_bytes,
     });
-    joined([own, limit_json(&side.recording)])
+    joined([own, figures_json(figures(side)), limit_json(&side.recording)])
 }

@@ -13,10 +13,9 @@ use stratalloc::registry::{self, BuildOptions};
 use stratalloc_analysis::{counted_as, without_files};
 use stratalloc_sim::{EventMode, Sim, SimOptions};
 
-use super::command::{Command, Loops};
 use super::outcome::{Outcome, Result, out, write_stderr};
 use super::settings;
-use super::show::{Side, is_json, table};
+use super::show::{columns, is_json, table};
 
 /// Show the keys of a configuration, their values and where they come from.
 #[derive(Args, Debug)]
@@ -29,13 +28,7 @@ pub(crate) struct Explain {
     all: bool,
 }
 
-impl Command for Explain {
-    fn run(&self, _: &Loops) -> Result<Outcome> {
-        run(self)
-    }
-}
-
-fn run(args: &Explain) -> Result<Outcome> {
+pub(crate) fn run(args: &Explain) -> Result<Outcome> {
     let (variable, text, config) = match &args.conf {
         Some(text) => {
             let (variable, conf) = pasted(text);
@@ -83,8 +76,7 @@ fn run(args: &Explain) -> Result<Outcome> {
     if shown_rows.is_empty() {
         writeln!(out, "Nothing is set: every key has its default.")?;
     } else {
-        let names = ["key", "value", "from", "PyTorch", "note"];
-        table(&mut out, &names.map(|name| (name, Side::Left)), &shown_rows)?;
+        table(&mut out, &columns("key | value | from | PyTorch | note"), &shown_rows)?;
     }
     if left > 0 {
         let keys = counted_as(left as u64, "key has its default", "keys have their defaults");

@@ -15,16 +15,14 @@ use stratalloc_analysis::{
 };
 use stratalloc_recording::{ReplayError, Trace};
 
-use super::command::{Command, Loops};
 use super::diff::change;
 use super::options::ComparedConfs;
 use super::outcome::{BadArguments, Outcome, Result, out};
 use super::recordings::{Devices, Recordings};
 use super::settings::need_of;
-use super::show::Side::{Left, Right};
 use super::show::{
-    PYTORCHS, emphasised, is_json, joined, mib, paste_json, progress, shown_conf, shown_path,
-    table, value_or_dash,
+    Align, PYTORCHS, columns, emphasised, is_json, joined, mib, paste_json, progress, shown_conf,
+    shown_path, table, value_or_dash,
 };
 use super::size::Amount;
 
@@ -106,13 +104,7 @@ struct Forecasts<'a> {
     rows: Vec<ForecastConf>,
 }
 
-impl Command for ForecastArguments {
-    fn run(&self, _: &Loops) -> Result<Outcome> {
-        run(self)
-    }
-}
-
-fn run(args: &ForecastArguments) -> Result<Outcome> {
+pub(crate) fn run(args: &ForecastArguments) -> Result<Outcome> {
     let total_bytes = args.recordings.total_memory;
     let fits =
         args.fits.map(|amount| amount.bytes(total_bytes)).transpose().map_err(BadArguments)?;
@@ -242,8 +234,8 @@ impl Forecasts<'_> {
         }
         writeln!(out)?;
         let largest = format!("largest {}", shown(&self.target.name));
-        let mut heading = vec![("configuration", Left), ("needs MiB", Right)];
-        heading.extend(self.fits.map(|_| (largest.as_str(), Right)));
+        let mut heading = columns("configuration | needs MiB:");
+        heading.extend(self.fits.map(|_| (largest.as_str(), Align::Right)));
         let cells = self.rows.iter().map(|row| {
             let needs = row.need.needs_bytes.map(|bytes| mib(bytes as f64));
             let needs = needs.unwrap_or_else(|| "none fits".to_owned());
@@ -313,21 +305,19 @@ impl Forecasts<'_> {
             requests(forecast.all),
             requests(forecast.growing)
         )];
-        if forecast.only_largest.requests > 0 {
-            let only = requests(forecast.only_largest);
-            facts.push(format!(
-                "Only at {name}={largest}: {only}; their sizes are taken as proportional to {name}."
-            ));
-        }
-        if forecast.not_affine.requests > 0 {
-            let off = requests(forecast.not_affine);
-            facts.push(format!(
-                "Not on a line through the three sizes: {off}; the larger two are used."
-            ));
-        }
-        if forecast.missing.requests > 0 {
-            let missing = requests(forecast.missing);
-            facts.push(format!("Not at {name}={largest}, and left out: {missing}."));
+        let only = format!("; their sizes are taken as proportional to {name}");
+        for (sizes, begin, end) in [
+            (forecast.only_largest, format!("Only at {name}={largest}"), only.as_str()),
+            (
+                forecast.not_affine,
+                "Not on a line through the three sizes".to_owned(),
+                "; the larger two are used",
+            ),
+            (forecast.missing, format!("Not at {name}={largest}, and left out"), ""),
+        ] {
+            facts.extend(
+                (sizes.requests > 0).then(|| format!("{begin}: {}{end}.", requests(sizes))),
+            );
         }
         facts.push(match &self.check {
             None => "Not checked: a third recording would show the error.".to_owned(),

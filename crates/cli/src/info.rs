@@ -10,11 +10,9 @@ use stratalloc::registry;
 use stratalloc::size::human_bytes;
 
 use super::account;
-use super::command::{Command, Loops};
 use super::device::Device;
 use super::outcome::{Outcome, Result, out};
-use super::show::Side::{Left, Right};
-use super::show::{is_json, table};
+use super::show::{columns, is_json, table};
 
 /// List the devices and strategies of this machine, and their features; or the owners of a device's
 /// memory.
@@ -36,19 +34,17 @@ type DeviceRow = (Device, Result<(DeviceInfo, Vec<&'static str>, Processes), Str
 /// The processes that hold memory of a device, largest first, or the reason why they cannot be listed.
 type Processes = Result<Vec<ProcessUsage>, String>;
 
-impl Command for Info {
-    fn run(&self, _: &Loops) -> Result<Outcome> {
-        let devices = self.device.map_or_else(Device::all, |device| vec![device]);
-        if let Some(process) = self.pid {
-            return account::run(process, &devices);
-        }
-        let found: Vec<DeviceRow> = devices.into_iter().map(find).collect();
-        match is_json() {
-            true => writeln!(out(), "{}", as_json(&found))?,
-            false => write_tables(&found)?,
-        }
-        Ok(Outcome::Good)
+pub(crate) fn run(args: &Info) -> Result<Outcome> {
+    let devices = args.device.map_or_else(Device::all, |device| vec![device]);
+    if let Some(process) = args.pid {
+        return account::run(process, &devices);
     }
+    let found: Vec<DeviceRow> = devices.into_iter().map(find).collect();
+    match is_json() {
+        true => writeln!(out(), "{}", as_json(&found))?,
+        false => write_tables(&found)?,
+    }
+    Ok(Outcome::Good)
 }
 
 fn find(device: Device) -> DeviceRow {
@@ -97,18 +93,20 @@ fn write_tables(found: &[DeviceRow]) -> std::io::Result<()> {
         }
     };
     let mut out = out();
-    let heading = [("device", Left), ("name", Left), ("memory", Right), ("can", Left)];
-    table(&mut out, &heading, &found.iter().map(row).collect::<Vec<_>>())?;
+    table(
+        &mut out,
+        &columns("device | name | memory: | can"),
+        &found.iter().map(row).collect::<Vec<_>>(),
+    )?;
     writeln!(out)?;
     let holders: Vec<_> = found.iter().flat_map(holder_rows).collect();
     if !holders.is_empty() {
-        let heading = [("device", Left), ("process", Right), ("holds", Right)];
-        table(&mut out, &heading, &holders)?;
+        table(&mut out, &columns("device | process: | holds:"), &holders)?;
         writeln!(out)?;
     }
     let rows: Vec<Vec<String>> =
         registry::backends().into_iter().map(|backend| vec![backend.name, backend.about]).collect();
-    table(&mut out, &[("backend", Left), ("what it is", Left)], &rows)
+    table(&mut out, &columns("backend | what it is"), &rows)
 }
 
 fn holder_rows((device, found): &DeviceRow) -> Vec<Vec<String>> {

@@ -5,26 +5,26 @@ use std::path::Path;
 
 use stratalloc::config::shown;
 
-use super::assertion::Judged;
+use super::assertion::Judgement;
 use super::outcome::{Outcome, Result};
 use super::show::shown_path;
 
-/// The answer for one condition on one recording.
+/// The judgement for one condition on one recording.
 #[derive(Clone, Debug)]
-pub(crate) struct Case {
+pub(crate) struct TestCase {
     /// The recording, or the recordings that are compared.
     pub(crate) name: String,
-    pub(crate) answer: Judged,
+    pub(crate) judgement: Judgement,
 }
 
 /// Writes a JUnit file with one test case for each condition.
-pub(crate) fn write(file: &Path, command: &str, cases: &[Case]) -> Result<()> {
+pub(crate) fn write(file: &Path, command: &str, cases: &[TestCase]) -> Result<()> {
     stratalloc::files::write(file, text(command, cases)?.as_bytes())
         .map_err(|error| format!("{}: {error}", shown_path(file)).into())
 }
 
-fn text(command: &str, cases: &[Case]) -> Result<String, std::fmt::Error> {
-    let count = |outcome| cases.iter().filter(|case| case.answer.outcome == outcome).count();
+fn text(command: &str, cases: &[TestCase]) -> Result<String, std::fmt::Error> {
+    let count = |outcome| cases.iter().filter(|case| case.judgement.outcome == outcome).count();
     let counts = format!(
         "tests=\"{}\" failures=\"{}\" errors=\"{}\"",
         cases.len(),
@@ -34,11 +34,11 @@ fn text(command: &str, cases: &[Case]) -> Result<String, std::fmt::Error> {
     let suite = format!("stratalloc {command}");
     let mut text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n".to_owned();
     writeln!(text, "<testsuites {counts}>\n  <testsuite name=\"{suite}\" {counts}>")?;
-    for Case { name, answer } in cases {
-        let (name, condition) = (escaped(name), escaped(&answer.condition));
-        let sentence = escaped(&answer.sentence);
+    for TestCase { name, judgement } in cases {
+        let (name, condition) = (escaped(name), escaped(&judgement.condition));
+        let sentence = escaped(&judgement.sentence);
         write!(text, "    <testcase classname=\"{suite}.{name}\" name=\"{condition}\"")?;
-        let (element, why) = match answer.outcome {
+        let (element, why) = match judgement.outcome {
             Outcome::Good => {
                 writeln!(text, "/>")?;
                 continue;
@@ -78,17 +78,19 @@ mod tests {
 
     #[test]
     fn each_condition_is_a_test_case_with_escaped_figures() {
-        let case =
-            |answer: Judged| Case { name: "run \"<1>\" & \u{1b}\u{ffff}".to_owned(), answer };
-        let answer = |condition: &str, outcome| Judged {
+        let case = |judgement: Judgement| TestCase {
+            name: "run \"<1>\" & \u{1b}\u{ffff}".to_owned(),
+            judgement,
+        };
+        let judgement = |condition: &str, outcome| Judgement {
             condition: condition.to_owned(),
             outcome,
             sentence: "No: 3 > 2.".to_owned(),
         };
         let cases = [
-            case(answer("needs<=1GiB", Outcome::Failed)),
-            case(answer("needs>1B", Outcome::Good)),
-            case(Judged::unjudged("needs<1B", "it is cut off")),
+            case(judgement("needs<=1GiB", Outcome::Failed)),
+            case(judgement("needs>1B", Outcome::Good)),
+            case(Judgement::unjudged("needs<1B", "it is cut off")),
         ];
         let name = "run &quot;&lt;1&gt;&quot; &amp; ??";
         assert_eq!(

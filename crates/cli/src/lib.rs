@@ -37,7 +37,6 @@ use std::process::ExitCode;
 
 #[doc(hidden)]
 pub use bench::{cases, loops::Loops};
-use command::Parsed;
 use outcome::{Outcome, is_closed_pipe, write_stderr};
 
 /// Runs the command given by the program's arguments, with the strategies registered so far. Reads the
@@ -63,13 +62,7 @@ pub fn main() -> ExitCode {
 pub fn run(loops: &Loops) -> ExitCode {
     stratalloc::diagnostics::log_by_environment();
     stratalloc_analysis::advise_on_oom::<host::Host>();
-    let Parsed { table, name, command } = command::parse();
-    table::set_options(&table);
-    if table::is_json() && !command.can_print_json() {
-        write_stderr(format_args!("stratalloc: {name} prints no JSON"));
-        return Outcome::Unjudged.into();
-    }
-    match command.run(loops) {
+    match command::run(loops) {
         Ok(outcome) => match table::missing_column() {
             Some(name) if outcome == Outcome::Good => {
                 write_stderr(format_args!("stratalloc: --sort: no column is called {name}"));

@@ -12,9 +12,9 @@ use clap::Args;
 use stratalloc::config::{Compat, TorchVersion};
 use stratalloc_analysis::{AdviceOptions, Recording};
 
-use super::assertion::{Bound, Condition};
+use super::assertion::{Condition, ConditionBound};
 use super::files;
-use super::junit::{self, Case};
+use super::junit::{self, TestCase};
 use super::outcome::{BadArguments, Result, write_stderr};
 use super::recordings::Recordings;
 use super::settings::NamedConf;
@@ -127,7 +127,7 @@ impl ComparedConfs {
 
 /// Conditions that decide the exit code.
 #[derive(Args, Debug)]
-pub(crate) struct Conditions<B: Bound> {
+pub(crate) struct Conditions<B: ConditionBound> {
     #[arg(long, value_name = "CONDITION", allow_hyphen_values = true, help = B::HELP,
         value_parser = Condition::<B>::from_str)]
     pub(crate) assert: Vec<Condition<B>>,
@@ -136,7 +136,7 @@ pub(crate) struct Conditions<B: Bound> {
     junit: Option<PathBuf>,
 }
 
-impl<B: Bound> Conditions<B> {
+impl<B: ConditionBound> Conditions<B> {
     /// Returns an error if the JUnit file cannot be written: because there are no conditions, or because it
     /// is one of the recordings.
     pub(crate) fn check(&self, has_conditions: bool, recordings: &[PathBuf]) -> Result<()> {
@@ -149,7 +149,7 @@ impl<B: Bound> Conditions<B> {
     }
 
     /// Writes the JUnit file, if the user wants one.
-    pub(crate) fn write(&self, command: &str, cases: &[Case]) -> Result<()> {
+    pub(crate) fn write(&self, command: &str, cases: &[TestCase]) -> Result<()> {
         self.junit.as_ref().map_or(Ok(()), |file| junit::write(file, command, cases))
     }
 }

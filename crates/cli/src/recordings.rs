@@ -145,7 +145,7 @@ impl Recordings {
         failed: &mut Vec<NotJudged>,
     ) -> Result<Outcome> {
         let device = self.recorded_device;
-        let source = Source::of(path, self.max_input)?;
+        let source = RecordingInput::of(path, self.max_input)?;
         let first = self.read(path, &source, device)?;
         let (name, taken) = (name_of(path), first.device);
         let mut others = if device.is_none() { first.other_devices } else { 0 };
@@ -193,15 +193,15 @@ impl Recordings {
     }
 
     /// Reads a recording, with a progress bar.
-    fn read(&self, path: &Path, source: &Source<'_>, device: Option<u32>) -> Result<Trace> {
+    fn read(&self, path: &Path, source: &RecordingInput<'_>, device: Option<u32>) -> Result<Trace> {
         let name = shown_path(path);
         let (file, length): (Box<dyn Read + '_>, u64) = match source {
-            Source::File(path) => {
+            RecordingInput::File(path) => {
                 let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
                 let length = file.metadata().map_or(0, |metadata| metadata.len());
                 (Box::new(file), length)
             }
-            Source::Kept(bytes) => (Box::new(bytes.as_slice()), bytes.len() as u64),
+            RecordingInput::Kept(bytes) => (Box::new(bytes.as_slice()), bytes.len() as u64),
         };
         let bar = progress(length, &format!("reading {name}"));
         let trace = self.decoded(&name, file, device, Some(&|done| bar.set_position(done)))?;
@@ -282,13 +282,13 @@ fn take(path: &Path, act: &mut Act<'_>, name: &str, trace: Trace) -> Result<Outc
 }
 
 /// The source of a recording, which is read once for each device.
-enum Source<'a> {
+enum RecordingInput<'a> {
     File(&'a Path),
     /// The bytes of standard input, which can be read only once.
     Kept(Vec<u8>),
 }
 
-impl<'a> Source<'a> {
+impl<'a> RecordingInput<'a> {
     fn of(path: &'a Path, max_input: u64) -> Result<Self> {
         if path != Path::new("-") {
             return Ok(Self::File(path));

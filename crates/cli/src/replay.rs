@@ -18,8 +18,7 @@ use stratalloc_recording::{
     self, Run, Trace, Until, Verification, Workload, started, verify_until,
 };
 
-use super::command::{Command, Loops};
-use super::device::{Device, Opened};
+use super::device::{Device, OpenDevice};
 use super::host::{Host, Terminal};
 use super::outcome::{BadArguments, Outcome, Result, out, unless_closed, write_stderr};
 use super::recordings::{Devices, Recordings, limit_json, write_remarks};
@@ -58,13 +57,7 @@ pub(crate) struct Replay {
     snapshot: Option<PathBuf>,
 }
 
-impl Command for Replay {
-    fn run(&self, _: &Loops) -> Result<Outcome> {
-        run(self)
-    }
-}
-
-fn run(args: &Replay) -> Result<Outcome> {
+pub(crate) fn run(args: &Replay) -> Result<Outcome> {
     let (stats, snapshot) = (args.stats.is_some(), args.snapshot.is_some());
     let (several, real) = (args.recordings.files.len() > 1, args.device != Device::Sim);
     let refused = [
@@ -270,7 +263,7 @@ fn repeat(args: &Replay, config: &Config, recording: &Recording) -> Result<(Run,
 }
 
 /// Replaces the recorded streams by streams created on the device. The default stream stays the same.
-fn with_real_streams(workload: &Workload, opened: &Opened) -> Result<Workload> {
+fn with_real_streams(workload: &Workload, opened: &OpenDevice) -> Result<Workload> {
     let mut workload = workload.clone();
     if opened.driver.info().driver == "cuda" {
         let named: Vec<_> =

@@ -11,7 +11,6 @@ use stratalloc_analysis::{Question, Recording, Timeline, answer, counted_as, cur
 use stratalloc_page::{Drawn, HOLDERS, PAGE_BYTES};
 use stratalloc_recording::Trace;
 
-use super::command::{Command, Loops};
 use super::host::Terminal;
 use super::options::{ExtraConfs, PageFile, SearchArguments};
 use super::outcome::{BadArguments, Outcome, Result, out, write_stderr};
@@ -45,17 +44,7 @@ pub(crate) struct ReportArguments {
     page: PageFile,
 }
 
-impl Command for ReportArguments {
-    fn run(&self, _: &Loops) -> Result<Outcome> {
-        run(self)
-    }
-
-    fn can_print_json(&self) -> bool {
-        false
-    }
-}
-
-fn run(args: &ReportArguments) -> Result<Outcome> {
+pub(crate) fn run(args: &ReportArguments) -> Result<Outcome> {
     let output = match &args.page.output {
         Some(output) => output.clone(),
         None => beside(&args.recordings.files)?,

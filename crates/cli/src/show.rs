@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use serde_json::{Value, json};
 
-pub(crate) use super::table::{Side, is_json, table, table_text};
+pub(crate) use super::table::{Align, columns, is_json, table, table_text};
 use stratalloc::config::shown;
 use stratalloc_analysis::{Paste, Setting};
 
@@ -39,14 +39,7 @@ pub(crate) fn value_or_dash<T: ToString>(value: Option<T>) -> String {
 }
 
 /// The headings of [`need_cells`].
-pub(crate) const NEED_HEADING: [(&str, Side); 6] = [
-    ("configuration", Side::Left),
-    ("needs MiB", Side::Right),
-    ("retries", Side::Right),
-    ("device calls", Side::Right),
-    ("device ms", Side::Right),
-    ("reserved without a limit", Side::Right),
-];
+pub(crate) const NEED_HEADING: &str = "configuration | needs MiB: | retries: | device calls: | device ms: | reserved without a limit:";
 
 /// Returns the table cells for a setting. `needs` is the formatted need.
 pub(crate) fn need_cells(
@@ -95,9 +88,10 @@ pub(crate) fn shown_conf(conf: &str) -> String {
     if conf.trim().is_empty() { "(default)".to_owned() } else { shown(conf) }
 }
 
-/// Returns a progress bar, which is hidden unless standard error is a terminal.
+/// Returns a progress bar, which is hidden unless standard error is a terminal. Dropping it clears it.
 pub(crate) fn progress(length: u64, what: &str) -> ProgressBar {
     let bar = ProgressBar::new(length).with_message(what.to_owned());
+    let bar = bar.with_finish(ProgressFinish::AndClear);
     bar.with_style(style("{msg} {wide_bar} {percent}%"))
 }
 

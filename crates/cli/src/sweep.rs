@@ -14,15 +14,15 @@ use stratalloc::config::{TorchVersion, shown};
 use stratalloc_analysis::{Advised, Found, Group, Paste, Scanned, counted_as, grouped};
 use stratalloc_recording::Trace;
 
-use super::command::{Command, Loops};
 use super::files;
 use super::options::{ExtraConfs, PageFile, SearchArguments};
 use super::outcome::{BadArguments, Outcome, Result, out, write_stderr};
 use super::recordings::Recordings;
 use super::report::Target;
 use super::settings::{self, NamedConf};
-use super::show::Side::{Left, Right};
-use super::show::{is_json, joined, mib, paste_json, progress, shown_conf, table, table_text};
+use super::show::{
+    Align, columns, is_json, joined, mib, paste_json, progress, shown_conf, table, table_text,
+};
 use state::State;
 use work::Sweep;
 
@@ -68,13 +68,7 @@ enum Part {
 /// The maximum number of groups whose difference is printed, and of recordings that are named for each.
 const SHOWN: [usize; 2] = [20, 4];
 
-impl Command for SweepArguments {
-    fn run(&self, _: &Loops) -> Result<Outcome> {
-        run(self)
-    }
-}
-
-fn run(args: &SweepArguments) -> Result<Outcome> {
+pub(crate) fn run(args: &SweepArguments) -> Result<Outcome> {
     let mut paths = args.recordings.files.clone();
     if paths.iter().any(|path| path == Path::new("-")) {
         return Err(BadArguments("sweep reads files, not standard input".to_owned()).into());
@@ -232,7 +226,6 @@ impl Job<'_> {
             }
             bar.inc(1);
         }
-        bar.finish_and_clear();
         Ok(found)
     }
 
@@ -335,7 +328,7 @@ fn write(args: &SweepArguments, found: &Found) -> io::Result<()> {
     writeln!(out, "{all}")
 }
 
-type GroupTable = (Vec<(&'static str, super::show::Side)>, Vec<Vec<String>>);
+type GroupTable = (Vec<(&'static str, Align)>, Vec<Vec<String>>);
 
 /// Returns the table of the groups.
 fn rows(found: &Found, names: &[String], torch: Option<TorchVersion>) -> GroupTable {
@@ -356,13 +349,7 @@ fn rows(found: &Found, names: &[String], torch: Option<TorchVersion>) -> GroupTa
         });
         row
     };
-    let heading = vec![
-        ("recordings", Right),
-        ("needs MiB", Right),
-        ("at best MiB", Right),
-        ("best setting", Left),
-        ("first of them", Left),
-    ];
+    let heading = columns("recordings: | needs MiB: | at best MiB: | best setting | first of them");
     (heading, found.groups.iter().map(row).collect())
 }
 

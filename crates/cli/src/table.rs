@@ -20,7 +20,7 @@ pub(crate) struct TableOptions {
     json: bool,
     /// Format of the results.
     #[arg(long, global = true, value_enum)]
-    format: Option<Format>,
+    format: Option<OutputFormat>,
     /// Sort the rows of tables by the column whose name contains this.
     #[arg(long, global = true, value_name = "COLUMN")]
     sort: Option<String>,
@@ -31,7 +31,7 @@ pub(crate) struct TableOptions {
 
 /// An output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum OutputFormat {
     /// Table for the terminal.
     Table,
     /// Markdown table.
@@ -51,7 +51,7 @@ pub(crate) fn set_options(options: &TableOptions) {
 
 /// Returns true if the results are to be printed as JSON.
 pub(crate) fn is_json() -> bool {
-    OPTIONS.get().is_some_and(|options| options.json || options.format == Some(Format::Json))
+    OPTIONS.get().is_some_and(|options| options.json || options.format == Some(OutputFormat::Json))
 }
 
 /// Returns the name of the column to sort by, if no printed table has such a column.
@@ -62,16 +62,25 @@ pub(crate) fn missing_column() -> Option<&'static str> {
 
 /// Alignment of a column's cells.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum Align {
     Left,
     Right,
+}
+
+/// Returns the heading with these columns. `:` at the end of a name aligns its column right, as in Markdown.
+pub(crate) fn columns<'a>(names: &'a str) -> Vec<(&'a str, Align)> {
+    let column = |name: &'a str| match name.strip_suffix(':') {
+        Some(name) => (name, Align::Right),
+        None => (name, Align::Left),
+    };
+    names.split(" | ").map(column).collect()
 }
 
 /// Writes rows under a heading. Each column is as wide as its widest cell. Control characters are
 /// removed.
 pub(crate) fn table(
     out: &mut impl Write,
-    heading: &[(&str, Side)],
+    heading: &[(&str, Align)],
     rows: &[Vec<String>],
 ) -> io::Result<()> {
     let unset = TableOptions::default();
@@ -83,7 +92,7 @@ pub(crate) fn table(
         IS_SORTED.store(true, Ordering::Relaxed);
         rows.sort_by(|a, b| compare(&a[column], &b[column]));
     }
-    if options.format == Some(Format::Markdown) {
+    if options.format == Some(OutputFormat::Markdown) {
         return markdown(out, heading, &rows);
     }
     let width = if options.wide { None } else { terminal_columns() };
@@ -91,7 +100,7 @@ pub(crate) fn table(
 }
 
 /// Returns the same table as text, with all columns and whatever the options are.
-pub(crate) fn table_text(heading: &[(&str, Side)], rows: &[Vec<String>]) -> String {
+pub(crate) fn table_text(heading: &[(&str, Align)], rows: &[Vec<String>]) -> String {
     let clean = |row: &Vec<String>| row.iter().map(|cell| shown(cell)).collect();
     let rows: Vec<Vec<String>> = rows.iter().map(clean).collect();
     let mut text = Vec::new();
@@ -111,7 +120,7 @@ pub(crate) fn terminal_columns() -> Option<usize> {
     Some(columns.or_else(from_env).unwrap_or(80))
 }
 
-fn column_of(heading: &[(&str, Side)], name: &str) -> Option<usize> {
+fn column_of(heading: &[(&str, Align)], name: &str) -> Option<usize> {
     let name = name.to_lowercase();
     let exact = heading.iter().position(|(column, _)| column.to_lowercase() == name);
     exact.or_else(|| heading.iter().position(|(column, _)| column.to_lowercase().contains(&name)))
@@ -134,13 +143,13 @@ fn compare(a: &str, b: &str) -> std::cmp::Ordering {
 
 fn markdown(
     out: &mut impl Write,
-    heading: &[(&str, Side)],
+    heading: &[(&str, Align)],
     rows: &[Vec<String>],
 ) -> io::Result<()> {
     let line = |cells: Vec<String>| format!("| {} |", cells.join(" | "));
     let escaped = |cell: &str| cell.replace('|', "\\|");
     writeln!(out, "{}", line(heading.iter().map(|(name, _)| escaped(name)).collect()))?;
-    let rule = |side: &Side| if *side == Side::Left { "---" } else { "---:" }.to_owned();
+    let rule = |side: &Align| if *side == Align::Left { "---" } else { "---:" }.to_owned();
     writeln!(out, "{}", line(heading.iter().map(|(_, side)| rule(side)).collect()))?;
     rows.iter().try_for_each(|row| {
         writeln!(out, "{}", line(row.iter().map(|cell| escaped(cell)).collect()))
@@ -154,7 +163,7 @@ const BROKEN_MIN: usize = 24;
 
 fn plain(
     out: &mut impl Write,
-    heading: &[(&str, Side)],
+    heading: &[(&str, Align)],
     rows: &[Vec<String>],
     columns: usize,
 ) -> io::Result<()> {
@@ -167,7 +176,7 @@ fn plain(
     let total = |widths: &[usize]| {
         widths.iter().map(|width| width + GAP).sum::<usize>().saturating_sub(GAP)
     };
-    let is_text = heading.last().is_some_and(|(_, side)| *side == Side::Left);
+    let is_text = heading.last().is_some_and(|(_, side)| *side == Align::Left);
     if is_text && widths.len() > 1 && total(&widths) > columns {
         let before = total(&widths[..widths.len() - 1]) + GAP;
         let last = widths.len() - 1;
@@ -185,8 +194,8 @@ fn plain(
             rest = more;
             let pad = " ".repeat(widths[column] - length(cell));
             match heading[column].1 {
-                Side::Left => text.extend([cell, &pad]),
-                Side::Right => text.extend([&pad, cell]),
+                Align::Left => text.extend([cell, &pad]),
+                Align::Right => text.extend([&pad, cell]),
             }
             text.push_str(&" ".repeat(GAP));
         }
@@ -226,7 +235,7 @@ fn broken(text: &str, width: usize) -> (&str, &str) {
 mod tests {
     use super::*;
 
-    fn printed(heading: &[(&str, Side)], rows: &[Vec<&str>], columns: usize) -> String {
+    fn printed(heading: &[(&str, Align)], rows: &[Vec<&str>], columns: usize) -> String {
         let owned = |row: &Vec<&str>| row.iter().map(|cell| (*cell).to_owned()).collect();
         let rows: Vec<Vec<String>> = rows.iter().map(owned).collect();
         let mut out = Vec::new();
@@ -234,8 +243,12 @@ mod tests {
         String::from_utf8(out).unwrap()
     }
 
-    const NUMBERS: [(&str, Side); 4] =
-        [("name", Side::Left), ("needs", Side::Right), ("calls", Side::Right), ("ms", Side::Right)];
+    const NUMBERS: [(&str, Align); 4] = [
+        ("name", Align::Left),
+        ("needs", Align::Right),
+        ("calls", Align::Right),
+        ("ms", Align::Right),
+    ];
 
     #[test]
     fn a_table_that_is_too_wide_loses_its_last_columns_with_a_note() {
@@ -250,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_last_column_of_text_is_broken_into_lines() {
-        let heading = [("key", Side::Left), ("note", Side::Left)];
+        let heading = [("key", Align::Left), ("note", Align::Left)];
         let note = "which strategy allocates, read once when an allocator is built";
         let text = printed(&heading, &[vec!["backend", note]], 40);
         assert!(text.lines().all(|line| line.chars().count() <= 40), "{text}");

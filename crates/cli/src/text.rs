@@ -10,9 +10,9 @@ use stratalloc_analysis::{
 };
 
 use super::outcome::out;
-use super::show::Side::{Left, Right};
+use super::show::Align::{Left, Right};
 use super::show::{
-    LUCK, NEED_HEADING, PYTORCHS, UNKNOWN, emphasised, mib, need_cells, shown_conf, table,
+    LUCK, NEED_HEADING, PYTORCHS, UNKNOWN, columns, emphasised, mib, need_cells, shown_conf, table,
 };
 
 /// The number of settings in the table.
@@ -82,8 +82,7 @@ fn write_dump(answer: &Answer) -> io::Result<()> {
     };
     let rows: Vec<_> = answer.free_ranges.iter().map(row).collect();
     if !rows.is_empty() {
-        let heading = [("MiB", Right), ("", Right), ("ranges", Right), ("each", Left)];
-        table(&mut out, &heading, &rows)?;
+        table(&mut out, &columns("MiB: | : | ranges: | each"), &rows)?;
     }
     writeln!(out)
 }
@@ -118,7 +117,7 @@ fn write_tried(answer: &Answer, question: &Question) -> io::Result<()> {
     rows.push(row(format!("as recorded: {}", shown_conf(&recorded.conf)), recorded));
     rows.extend(models.into_iter().map(|model| row(format!("{} (a model)", model.conf), model)));
     let mut out = out();
-    table(&mut out, &NEED_HEADING, &rows)?;
+    table(&mut out, &columns(NEED_HEADING), &rows)?;
     let (live, searched) = (answer.live_peak(), answer.searched());
     writeln!(out, "{PYTORCHS}")?;
     writeln!(out, "{searched}; live bytes alone: {} MiB{}", mib(live.bytes as f64), live.remark())?;
@@ -174,7 +173,6 @@ fn write_holders(holders: &HolderList, compared: Compared) -> io::Result<()> {
     let cells = |bytes: u64, blocks: u64, more: &[String]| {
         share_cells(bytes, holders.requested_bytes, blocks, more)
     };
-    let heading = |what| [("MiB", Right), ("", Right), ("blocks", Right), (what, Left)];
     if holders.has_stacks {
         let row = |CodeFigures { asked_for_by, holder, .. }: &CodeFigures| {
             let ago = match holder.newest_requests.zip(holder.oldest_requests) {
@@ -186,8 +184,7 @@ fn write_holders(holders: &HolderList, compared: Compared) -> io::Result<()> {
             };
             cells(holder.requested_bytes, holder.blocks, &[ago, asked_for_by.clone()])
         };
-        let [mib, share, blocks, by] = heading("requested by (called by)");
-        let heading = [mib, share, blocks, ("requests ago", Right), by];
+        let heading = columns("MiB: | : | blocks: | requests ago: | requested by (called by)");
         table(&mut out, &heading, &holders.by_stack.iter().map(row).collect::<Vec<_>>())?;
         if compared == Compared::AllFrames {
             write_stacks(&holders.by_stack)?;
@@ -202,7 +199,7 @@ fn write_holders(holders: &HolderList, compared: Compared) -> io::Result<()> {
         };
         cells(class.requested_bytes, class.blocks, &[age])
     });
-    table(&mut out, &heading("requested"), &ages.collect::<Vec<_>>())
+    table(&mut out, &columns("MiB: | : | blocks: | requested"), &ages.collect::<Vec<_>>())
 }
 
 /// Prints all frames of each holder's stack, innermost first.
@@ -225,8 +222,7 @@ fn write_sizes(holders: &HolderList, most: usize) -> io::Result<()> {
         let each = format!("{each} bytes on stream {stream:#x}");
         share_cells(class.requested_bytes, holders.requested_bytes, class.blocks, &[each])
     });
-    let heading = [("MiB", Right), ("", Right), ("blocks", Right), ("each", Left)];
-    table(&mut out(), &heading, &sizes.take(most).collect::<Vec<_>>())
+    table(&mut out(), &columns("MiB: | : | blocks: | each"), &sizes.take(most).collect::<Vec<_>>())
 }
 
 /// Returns the table cells for blocks or ranges: their bytes, the share of `of`, their number, and `more`.

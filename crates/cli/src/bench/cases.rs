@@ -25,18 +25,18 @@ use stratalloc::strategies::Strategy;
 /// Allocates and frees blocks.
 pub trait Client: Sync {
     /// The caller's reference to a block: a handle or an address.
-    type Block: Send;
+    type ClientBlock: Send;
     /// Allocates a block.
-    fn take(&self, bytes: u64, stream: StreamId) -> Self::Block;
+    fn take(&self, bytes: u64, stream: StreamId) -> Self::ClientBlock;
     /// Frees a block.
-    fn give(&self, block: Self::Block);
+    fn give(&self, block: Self::ClientBlock);
 }
 
 /// Allocates and frees by handle.
 pub struct Typed<'a, A>(pub &'a A);
 
 impl<A: DeviceAllocator> Client for Typed<'_, A> {
-    type Block = Allocation;
+    type ClientBlock = Allocation;
 
     #[inline]
     fn take(&self, bytes: u64, stream: StreamId) -> Allocation {
@@ -60,7 +60,7 @@ impl<'a> Raw<'a> {
 }
 
 impl Client for Raw<'_> {
-    type Block = u64;
+    type ClientBlock = u64;
 
     #[inline]
     fn take(&self, bytes: u64, stream: StreamId) -> u64 {
@@ -122,16 +122,16 @@ impl Drop for Pool {
 }
 
 impl Client for Pool {
-    type Block = (u64, StreamId);
+    type ClientBlock = (u64, StreamId);
 
     #[inline]
-    fn take(&self, bytes: u64, stream: StreamId) -> Self::Block {
+    fn take(&self, bytes: u64, stream: StreamId) -> Self::ClientBlock {
         let taken = self.pools().allocate_async(self.pool, bytes, stream);
         (taken.expect("cases fit the device"), stream)
     }
 
     #[inline]
-    fn give(&self, (address, stream): Self::Block) {
+    fn give(&self, (address, stream): Self::ClientBlock) {
         self.pools().free_async(address, stream).expect("cases free what they took");
     }
 }
@@ -282,7 +282,7 @@ impl Mix {
         }
     }
 
-    fn step<C: Client>(&self, client: &C, blocks: &mut [Option<C::Block>], step: usize) {
+    fn step<C: Client>(&self, client: &C, blocks: &mut [Option<C::ClientBlock>], step: usize) {
         let place = &mut blocks[self.picks[step % MIX_LEN]];
         if let Some(block) = place.take() {
             client.give(block);
@@ -291,7 +291,7 @@ impl Mix {
     }
 }
 
-fn give_all<C: Client>(client: &C, blocks: Vec<Option<C::Block>>) {
+fn give_all<C: Client>(client: &C, blocks: Vec<Option<C::ClientBlock>>) {
     blocks.into_iter().flatten().for_each(|block| client.give(block));
 }
 
@@ -299,7 +299,7 @@ fn give_all<C: Client>(client: &C, blocks: Vec<Option<C::Block>>) {
 #[inline(never)]
 pub fn mix<C: Client>(client: &C, effort: Effort) -> f64 {
     let mix = Mix::new(4096, 64 * MIB);
-    let mut blocks: Vec<Option<C::Block>> = (0..4096).map(|_| None).collect();
+    let mut blocks: Vec<Option<C::ClientBlock>> = (0..4096).map(|_| None).collect();
     // Each timing continues where the previous one ended, so that a slow allocator, which makes few
     // steps, does not always repeat the same ones.
     let mut at = 0;
@@ -359,7 +359,7 @@ impl Tail {
 /// Replaces one of 2,048 live blocks in each step.
 pub fn tail<C: Client>(client: &C) -> Tail {
     let mix = Mix::new(2048, 32 * MIB);
-    let mut blocks: Vec<Option<C::Block>> = (0..2048).map(|_| None).collect();
+    let mut blocks: Vec<Option<C::ClientBlock>> = (0..2048).map(|_| None).collect();
     let tail = Tail::of(|step| mix.step(client, &mut blocks, step));
     give_all(client, blocks);
     tail
@@ -413,7 +413,7 @@ struct Turns<'a, C: Client> {
     client: &'a C,
     stream: StreamId,
     sizes: [u64; 64],
-    blocks: [Option<C::Block>; 8],
+    blocks: [Option<C::ClientBlock>; 8],
 }
 
 impl<'a, C: Client> Turns<'a, C> {

@@ -7,11 +7,11 @@ use stratalloc::size::{KIB, MIB};
 use super::cases::{self, Effort, Raw, Steps, Together, Typed};
 use super::host_memory::{self, TOUCHED};
 use super::loops::Loops;
-use super::{Bench, Built, Shown, What, one};
+use super::{Bench, Built, Timed, TimedKind, one};
 
 /// A benchmark case.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Cell {
+pub(super) enum BenchCase {
     /// Allocates and frees by handle.
     Typed(Steps),
     /// Allocates and frees by address.
@@ -31,10 +31,10 @@ pub(super) enum Cell {
     Touch(u64),
 }
 
-use Cell::{Guards, RecordStream, Threads, ThreadsRaw, Touch};
+use BenchCase::{Guards, RecordStream, Threads, ThreadsRaw, Touch};
 use Steps::{Holes, Mix, Pair, Serve, Streams};
 
-impl Cell {
+impl BenchCase {
     /// Returns true if the case is timed with several numbers of threads.
     pub(super) fn is_crowd(self) -> bool {
         matches!(self, Threads { .. } | ThreadsRaw | Guards)
@@ -52,81 +52,81 @@ impl Cell {
 }
 
 /// Cases by handle, printed before the latencies of single steps.
-pub(super) const FIRST: [(&str, Cell); 14] = [
-    ("pair:512B", Cell::Typed(Pair(512))),
-    ("pair:64KiB", Cell::Typed(Pair(64 * KIB))),
-    ("pair:2MiB", Cell::Typed(Pair(2 * MIB))),
-    ("pair:64MiB", Cell::Typed(Pair(64 * MIB))),
-    ("handle:512B", Cell::Handle(Pair(512))),
-    ("streams:2", Cell::Typed(Streams(2))),
-    ("streams:8", Cell::Typed(Streams(8))),
-    ("streams:128", Cell::Typed(Streams(128))),
-    ("serve:1", Cell::Typed(Serve(1))),
-    ("serve:8", Cell::Typed(Serve(8))),
-    ("serve:128", Cell::Typed(Serve(128))),
-    ("mix:4096live", Cell::Typed(Mix)),
-    ("holes:4096", Cell::Typed(Holes(4096))),
-    ("holes:65536", Cell::Typed(Holes(65_536))),
+pub(super) const FIRST: [(&str, BenchCase); 14] = [
+    ("pair:512B", BenchCase::Typed(Pair(512))),
+    ("pair:64KiB", BenchCase::Typed(Pair(64 * KIB))),
+    ("pair:2MiB", BenchCase::Typed(Pair(2 * MIB))),
+    ("pair:64MiB", BenchCase::Typed(Pair(64 * MIB))),
+    ("handle:512B", BenchCase::Handle(Pair(512))),
+    ("streams:2", BenchCase::Typed(Streams(2))),
+    ("streams:8", BenchCase::Typed(Streams(8))),
+    ("streams:128", BenchCase::Typed(Streams(128))),
+    ("serve:1", BenchCase::Typed(Serve(1))),
+    ("serve:8", BenchCase::Typed(Serve(8))),
+    ("serve:128", BenchCase::Typed(Serve(128))),
+    ("mix:4096live", BenchCase::Typed(Mix)),
+    ("holes:4096", BenchCase::Typed(Holes(4096))),
+    ("holes:65536", BenchCase::Typed(Holes(65_536))),
 ];
 
 /// Cases by handle, printed after the latencies of single steps.
-pub(super) const LAST: [(&str, Cell); 3] = [
+pub(super) const LAST: [(&str, BenchCase); 3] = [
     ("threads:own_stream", Threads { own_stream: true }),
     ("threads:one_stream", Threads { own_stream: false }),
     ("record_stream:64KiB", RecordStream),
 ];
 
 /// Cases by address.
-pub(super) const RAW: [(&str, Cell); 12] = [
-    ("pair_raw:512B", Cell::Raw(Pair(512))),
-    ("pair_raw:64KiB", Cell::Raw(Pair(64 * KIB))),
-    ("pair_raw:2MiB", Cell::Raw(Pair(2 * MIB))),
-    ("pair_raw:64MiB", Cell::Raw(Pair(64 * MIB))),
-    ("streams_raw:2", Cell::Raw(Streams(2))),
-    ("streams_raw:8", Cell::Raw(Streams(8))),
-    ("streams_raw:128", Cell::Raw(Streams(128))),
-    ("serve_raw:1", Cell::Raw(Serve(1))),
-    ("serve_raw:8", Cell::Raw(Serve(8))),
-    ("serve_raw:128", Cell::Raw(Serve(128))),
-    ("mix_raw:4096live", Cell::Raw(Mix)),
+pub(super) const RAW: [(&str, BenchCase); 12] = [
+    ("pair_raw:512B", BenchCase::Raw(Pair(512))),
+    ("pair_raw:64KiB", BenchCase::Raw(Pair(64 * KIB))),
+    ("pair_raw:2MiB", BenchCase::Raw(Pair(2 * MIB))),
+    ("pair_raw:64MiB", BenchCase::Raw(Pair(64 * MIB))),
+    ("streams_raw:2", BenchCase::Raw(Streams(2))),
+    ("streams_raw:8", BenchCase::Raw(Streams(8))),
+    ("streams_raw:128", BenchCase::Raw(Streams(128))),
+    ("serve_raw:1", BenchCase::Raw(Serve(1))),
+    ("serve_raw:8", BenchCase::Raw(Serve(8))),
+    ("serve_raw:128", BenchCase::Raw(Serve(128))),
+    ("mix_raw:4096live", BenchCase::Raw(Mix)),
     ("threads_raw:own_stream", ThreadsRaw),
 ];
 
 /// Cases of host memory only: threads with their own caches, and blocks whose pages are written.
-pub(super) fn of_host_memory() -> Vec<(&'static str, Cell)> {
+pub(super) fn of_host_memory() -> Vec<(&'static str, BenchCase)> {
     let touched = TOUCHED.into_iter().map(|(case, bytes)| (case, Touch(bytes)));
     [("threads:own_guard", Guards)].into_iter().chain(touched).collect()
 }
 
 /// Returns all cases of one thread on a device.
-pub(super) fn alone() -> impl Iterator<Item = (&'static str, Cell)> {
+pub(super) fn alone() -> impl Iterator<Item = (&'static str, BenchCase)> {
     FIRST.into_iter().chain(LAST).chain(RAW).filter(|(_, cell)| !cell.is_crowd())
 }
 
 /// Builds an allocator, or opens a driver's pool, and returns the time of a step. Returns `None` if it
 /// does not support the case.
 pub(super) fn time(
-    cell: Cell,
+    cell: BenchCase,
     threads: usize,
-    what: What<'_>,
+    what: TimedKind<'_>,
     args: &Bench,
     loops: &Loops,
     effort: Effort,
-) -> Shown<Together> {
+) -> Timed<Together> {
     let config = match (what, cell) {
-        (What::Allocator(config), _) => config,
-        (What::DriverPool, Cell::Typed(steps)) if !matches!(steps, Holes(_)) => {
+        (TimedKind::Allocator(config), _) => config,
+        (TimedKind::DriverPool, BenchCase::Typed(steps)) if !matches!(steps, Holes(_)) => {
             let (pool, streams) = args.open_pool(steps.streams())?;
             return Ok(Some(one(steps.time(&pool, &streams, effort))));
         }
-        (What::DriverPool, Threads { own_stream: true }) => {
+        (TimedKind::DriverPool, Threads { own_stream: true }) => {
             let (pool, streams) = args.open_pool(threads)?;
             return Ok(Some(cases::threads(&pool, pool.driver(), threads, &streams)));
         }
-        (What::DriverPool, _) => return Ok(None),
+        (TimedKind::DriverPool, _) => return Ok(None),
     };
     let settings = config.settings();
-    let is_raw = matches!(cell, Cell::Raw(_) | ThreadsRaw);
+    let is_raw = matches!(cell, BenchCase::Raw(_) | ThreadsRaw);
     let Built { strategy, driver, streams } = args.build(config, is_raw, cell.streams(threads))?;
     match (cell, strategy.control().memory) {
         (Guards, MemoryKind::Host) => return Ok(Some(host_memory::guards(settings, threads)?)),
@@ -138,9 +138,11 @@ pub(super) fn time(
     }
     let raw = || Raw::of(&strategy);
     Ok(match cell {
-        Cell::Typed(steps) => Some(one((loops.typed)(&Typed(&strategy), steps, &streams, effort))),
-        Cell::Raw(steps) => raw().map(|raw| one((loops.raw)(&raw, steps, &streams, effort))),
-        Cell::Handle(steps) => {
+        BenchCase::Typed(steps) => {
+            Some(one((loops.typed)(&Typed(&strategy), steps, &streams, effort)))
+        }
+        BenchCase::Raw(steps) => raw().map(|raw| one((loops.raw)(&raw, steps, &streams, effort))),
+        BenchCase::Handle(steps) => {
             let handle = Handle::new(strategy, driver);
             Some(one((loops.handle)(&Typed(&handle), steps, &streams, effort)))
         }

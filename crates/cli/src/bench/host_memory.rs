@@ -32,7 +32,7 @@ pub(crate) const TOUCHED: [(&str, u64); 7] = [
 ];
 
 /// A function that allocates this many bytes, writes to each page, and frees them.
-pub(crate) type Memory = Box<dyn Fn(u64)>;
+pub(crate) type HostAllocator = Box<dyn Fn(u64)>;
 
 fn write_each_page(bytes: &mut [MaybeUninit<u8>]) {
     for page in bytes.chunks_mut(PAGE_BYTES) {
@@ -41,14 +41,14 @@ fn write_each_page(bytes: &mut [MaybeUninit<u8>]) {
 }
 
 /// Returns the function for this library's allocator of host memory.
-pub(crate) fn own(settings: &Settings) -> Result<Memory, DriverError> {
+pub(crate) fn own(settings: &Settings) -> Result<HostAllocator, DriverError> {
     let own = CpuAllocator::new(DeviceId(0), settings)?;
     let buffer = move |bytes| own.buffer(bytes).expect("cases fit the machine");
     Ok(Box::new(move |bytes| write_each_page(buffer(bytes).bytes())))
 }
 
 /// Returns the function for an allocator with Rust's `GlobalAlloc` interface.
-fn global<A>(source: FromGlobal<A>) -> Memory
+fn global<A>(source: FromGlobal<A>) -> HostAllocator
 where
     FromGlobal<A>: Source + 'static,
 {
@@ -58,7 +58,7 @@ where
 
 /// Returns the functions for other allocators, by name. Time them before this library's cases. Memory
 /// freed by those stays in the C library and would save the other allocators system calls.
-pub(crate) fn others() -> Vec<(&'static str, Memory)> {
+pub(crate) fn others() -> Vec<(&'static str, HostAllocator)> {
     #[cfg(not(feature = "mimalloc"))]
     write_stderr("note: no rows of mimalloc: this program was built without the feature mimalloc");
     vec![
@@ -69,7 +69,7 @@ pub(crate) fn others() -> Vec<(&'static str, Memory)> {
 }
 
 /// Returns the nanoseconds to allocate a block, write to each page and free it.
-pub(crate) fn touch(memory: &Memory, bytes: u64) -> f64 {
+pub(crate) fn touch(memory: &HostAllocator, bytes: u64) -> f64 {
     let steps = usize::try_from((256 * MIB / bytes).max(8)).unwrap_or(8);
     (0..4).for_each(|_| memory(bytes));
     median_ns(7, steps, |_| memory(bytes))

@@ -21,13 +21,12 @@ use stratalloc::ids::StreamId;
 use stratalloc::registry::BuildOptions;
 use stratalloc::strategies::Strategy;
 
-use super::command::Command;
-use super::device::{Device, Opened};
+use super::device::{Device, OpenDevice};
 use super::outcome::{BadArguments, Outcome, Result};
 use super::settings;
 use super::show::spinner;
 use cases::{Effort, Pool, Tail, Together, Typed};
-use cells::Cell;
+use cells::BenchCase;
 use loops::Loops;
 use results::{Results, Subject};
 
@@ -57,7 +56,7 @@ pub(crate) struct Bench {
 impl Bench {
     /// Builds an allocator with an empty cache, on a thread for which the device is current.
     fn build(&self, config: &Config, raw_addresses: bool, streams: usize) -> Result<Built> {
-        let (Opened { driver, .. }, streams) = self.open(streams)?;
+        let (OpenDevice { driver, .. }, streams) = self.open(streams)?;
         let options = BuildOptions { raw_addresses };
         let strategy = stratalloc::registry::build(config, Arc::clone(&driver), options)?;
         Ok(Built { strategy, driver, streams })
@@ -69,7 +68,7 @@ impl Bench {
         Ok((Pool::of(opened.driver)?, streams))
     }
 
-    fn open(&self, streams: usize) -> Result<(Opened, Vec<StreamId>)> {
+    fn open(&self, streams: usize) -> Result<(OpenDevice, Vec<StreamId>)> {
         let opened = self.device.open(None)?;
         opened.driver.make_current()?;
         let streams = opened.streams(streams)?;
@@ -92,13 +91,7 @@ const ROUNDS: usize = 5;
 /// No further round of a case begins after this much time per subject.
 const ROUNDS_TIME: Duration = Duration::from_secs(4);
 
-impl Command for Bench {
-    fn run(&self, loops: &Loops) -> Result<Outcome> {
-        run(self, loops)
-    }
-}
-
-fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
+pub(crate) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
     if args.turns {
         return turns::run(args, loops);
     }
@@ -107,11 +100,11 @@ fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
     let _open = args.device.open(None)?;
     let device = args.device.to_string();
     let subject = |conf: &str| Subject { conf: conf.to_owned(), device: device.clone() };
-    let timed = confs.iter().map(|(text, config)| (subject(text), What::Allocator(config)));
+    let timed = confs.iter().map(|(text, config)| (subject(text), TimedKind::Allocator(config)));
     let mut timed: Vec<_> = timed.collect();
     let has = |backend| confs.iter().any(|(_, config)| config.settings().backend == backend);
     if has("cudaMallocAsync") {
-        timed.push((subject("driver"), What::DriverPool));
+        timed.push((subject("driver"), TimedKind::DriverPool));
     }
     let (subjects, timed) = timed.into_iter().unzip();
     let (results, bar) = (Results::default(), spinner());
@@ -144,14 +137,14 @@ struct Built {
 
 /// The kind of a subject of the benchmark.
 #[derive(Clone, Copy)]
-enum What<'a> {
+enum TimedKind<'a> {
     Allocator(&'a Config),
     /// The driver's stream-ordered pool, used directly: the reference for `backend:cudaMallocAsync`.
     DriverPool,
 }
 
 /// The result of one timing; `None` if the case is not supported.
-type Shown<T> = Result<Option<T>>;
+type Timed<T> = Result<Option<T>>;
 
 /// Returns the result of one thread as that of a group.
 fn one(ns: f64) -> Together {
@@ -163,7 +156,7 @@ struct Session<'a> {
     loops: &'a Loops,
     /// The names of the timed subjects in the results.
     subjects: Vec<Subject>,
-    timed: Vec<What<'a>>,
+    timed: Vec<TimedKind<'a>>,
     results: Results,
     bar: ProgressBar,
 }
@@ -178,7 +171,7 @@ impl Session<'_> {
         &self,
         case: &str,
         count: usize,
-        mut time: impl FnMut(usize) -> Shown<T>,
+        mut time: impl FnMut(usize) -> Timed<T>,
     ) -> Result<Vec<Vec<T>>> {
         self.bar.set_message(case.to_owned());
         self.bar.tick();
@@ -201,7 +194,7 @@ impl Session<'_> {
         case: &str,
         threads: &[usize],
         subjects: &[Subject],
-        time: impl Fn(&Self, usize, usize) -> Shown<Together>,
+        time: impl Fn(&Self, usize, usize) -> Timed<Together>,
     ) -> Result<()> {
         if !self.wants(case) {
             return Ok(());
@@ -221,7 +214,7 @@ impl Session<'_> {
         &mut self,
         prefix: &str,
         subjects: &[Subject],
-        time: impl Fn(&Self, usize) -> Shown<Tail>,
+        time: impl Fn(&Self, usize) -> Timed<Tail>,
     ) -> Result<()> {
         let cases = [("p50", 500), ("p99", 990), ("p999", 999)]
             .map(|(name, part)| (format!("{prefix}{name}"), part));
@@ -263,7 +256,7 @@ impl Session<'_> {
     }
 
     /// Times cases of all subjects, each with a new allocator.
-    fn cells(&mut self, cells: &[(&str, Cell)]) -> Result<()> {
+    fn cells(&mut self, cells: &[(&str, BenchCase)]) -> Result<()> {
         let (subjects, counts) = (self.subjects.clone(), self.thread_counts());
         for (case, cell) in cells {
             let threads = if cell.is_crowd() { counts.as_slice() } else { &[1] };
@@ -278,11 +271,11 @@ impl Session<'_> {
     /// Times single steps of all subjects.
     fn latencies(&mut self) -> Result<()> {
         self.tails("tail:", &self.subjects.clone(), |session, at| match session.timed[at] {
-            What::Allocator(config) => {
+            TimedKind::Allocator(config) => {
                 let built = session.args.build(config, false, 0)?;
                 Ok(Some((session.loops.tail)(&Typed(&built.strategy))))
             }
-            What::DriverPool => Ok(None),
+            TimedKind::DriverPool => Ok(None),
         })
     }
 

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::super::outcome::out;
-use super::super::show::{Side, is_json, shown_conf, table};
+use super::super::show::{Align, is_json, shown_conf, table};
 use super::cases::Together;
 
 /// The subject of a timing: a configuration on a device, or another allocator.
@@ -125,8 +125,8 @@ impl Results {
             return Ok(());
         }
         let names: Vec<String> = self.subjects.iter().enumerate().map(name_of).collect();
-        let mut heading = vec![("case", Side::Left), ("threads", Side::Right)];
-        heading.extend(names.iter().map(|name| (name.as_str(), Side::Right)));
+        let mut heading = vec![("case", Align::Left), ("threads", Align::Right)];
+        heading.extend(names.iter().map(|name| (name.as_str(), Align::Right)));
         let rows = self.lines.iter().map(|((case, threads), cells)| {
             let mut row = vec![case.clone(), threads.to_string()];
             row.extend_from_slice(cells);

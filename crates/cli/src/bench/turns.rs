@@ -12,7 +12,7 @@ use super::super::outcome::{BadArguments, Result, out};
 use super::cases::{Effort, Together};
 use super::loops::Loops;
 use super::results::{CaseResult, Subject};
-use super::{Bench, Outcome, Shown, What, cells, one, settings};
+use super::{Bench, Outcome, Timed, TimedKind, cells, one, settings};
 
 pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
     // Keeps the device's context alive between lines.
@@ -32,7 +32,7 @@ pub(super) fn run(args: &Bench, loops: &Loops) -> Result<Outcome> {
     Ok(Outcome::Good)
 }
 
-fn time(args: &Bench, loops: &Loops, case: &str, conf: &str) -> Shown<Together> {
+fn time(args: &Bench, loops: &Loops, case: &str, conf: &str) -> Timed<Together> {
     if case == "floor:lock_pair" {
         return Ok(Some(one(super::floors::lock_pair(1).ns)));
     }
@@ -44,6 +44,6 @@ fn time(args: &Bench, loops: &Loops, case: &str, conf: &str) -> Shown<Together> 
         "driver" => None,
         conf => Some(settings::parse("configuration", conf)?),
     };
-    let what = config.as_ref().map_or(What::DriverPool, What::Allocator);
+    let what = config.as_ref().map_or(TimedKind::DriverPool, TimedKind::Allocator);
     cells::time(cell, 1, what, args, loops, Effort::BRIEF)
 }
