@@ -1,7 +1,7 @@
 //! Reads recordings on some threads and drops them: the time that any analysis of many files needs at least.
 //!
 //! ```sh
-//! cargo run --release -p stratalloc-tools --example read_files -- THREADS TRACE...
+//! cargo run --release -p stratalloc-recording --example read_files -- THREADS TRACE...
 //! ```
 
 use rayon::prelude::*;
