@@ -179,7 +179,7 @@ impl Advice {
         options: &AdviceOptions,
         progress: &dyn Progress,
     ) -> Result<Self, ReplayError> {
-        let mut search = Search {
+        let mut search = SettingSearch {
             recording,
             ends: progress.elapsed().saturating_add(options.time),
             tried: Vec::new(),
@@ -206,7 +206,7 @@ impl Advice {
             true => None,
             false => search.modelled()?,
         };
-        let Search { tried, passed_over, is_cut_short, torch, .. } = search;
+        let SettingSearch { tried, passed_over, is_cut_short, torch, .. } = search;
         let mut advice = Self { recorded, tried, modelled, passed_over, is_cut_short, torch };
         advice.try_under_limit(recording, progress)?;
         advice.try_other_addresses(recording, progress)?;
@@ -368,7 +368,7 @@ fn joined(first: &str, second: &str) -> String {
     format!("{first}{comma}{second}")
 }
 
-struct Search<'a> {
+struct SettingSearch<'a> {
     recording: &'a Recording,
     /// When no further settings are tried, on the clock of `progress`.
     ends: Duration,
@@ -388,7 +388,7 @@ struct Candidate {
     config: Config,
 }
 
-impl Search<'_> {
+impl SettingSearch<'_> {
     fn recorded(&mut self) -> Result<Tried, ReplayError> {
         let own = self.recording.config.clone();
         let text = own.as_ref().map_or("", |_| self.recording.trace.conf.as_str());

@@ -44,7 +44,7 @@ use Category::{
 
 /// A pattern that recognises the frame of a listed function.
 #[derive(Clone, Copy, Debug)]
-enum Mark {
+enum RuleMark {
     /// A Python function of this name, in a file whose path contains the second text.
     Python(&'static str, &'static str),
     /// A compiled function of this name, compared without namespaces, parameters and template arguments.
@@ -57,7 +57,7 @@ enum Mark {
     Scope(&'static str),
 }
 
-use Mark::{AnyNode, Compiled, Node, Python, Scope};
+use RuleMark::{AnyNode, Compiled, Node, Python, Scope};
 
 /// The listed functions. If a stack matches several rows, the first row counts. For example, a workspace
 /// that is requested in a forward pass is a workspace. A forward pass that activation checkpointing
@@ -65,7 +65,7 @@ use Mark::{AnyNode, Compiled, Node, Python, Scope};
 ///
 /// The name of another library is a scope where this library gathers the stacks. Where PyTorch gathers
 /// them, they have the function of this library that the other one called.
-const RULES: &[(Category, Mark)] = &[
+const RULES: &[(Category, RuleMark)] = &[
     (CuPy, Scope("CuPy")),
     (CuPy, Compiled("stratalloc_cupy_malloc")),
     (Rmm, Scope("RMM")),
@@ -142,7 +142,7 @@ impl Category {
     }
 }
 
-impl Mark {
+impl RuleMark {
     fn is_on(self, frame: &Frame<'_>) -> bool {
         match self {
             Python(file, function) => frame.function == function && frame.file.contains(file),

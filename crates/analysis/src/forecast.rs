@@ -80,7 +80,7 @@ pub struct Forecast {
     /// The recording there. The sums below are of its requests.
     base: Recording,
     /// The sizes of the requests among the operations of `base`, in order.
-    lines: Vec<Line>,
+    lines: Vec<Fit>,
     /// All requests.
     pub all: Sizes,
     /// Requests whose size grows with the parameter.
@@ -148,13 +148,13 @@ struct Asked {
 /// The size of a request as a function of the parameter: a line through two points, or through one and the
 /// origin.
 #[derive(Clone, Copy, Debug)]
-struct Line {
+struct Fit {
     bytes: u64,
     /// The other value of the parameter and the size there.
     other: Option<(u64, u64)>,
 }
 
-impl Line {
+impl Fit {
     /// Returns the size at a value, at least one byte. `of` is the value at which it is `bytes`.
     fn at(self, value: u64, of: u64) -> u64 {
         let (other, other_bytes) = self.other.unwrap_or_default();
@@ -181,7 +181,7 @@ impl Forecast {
             }
         }
         let asked = asked(&largest.recording.workload);
-        let lines = asked.iter().map(|asked| Line { bytes: asked.bytes, other: None }).collect();
+        let lines = asked.iter().map(|asked| Fit { bytes: asked.bytes, other: None }).collect();
         let mut forecast = Self {
             base_value: largest.value,
             base: largest.recording.clone(),

@@ -70,13 +70,13 @@ pub(super) fn infer(
 ) -> Option<Inferred> {
     let ooms = figures.ooms;
     if let Some(most_bytes) = refusals.device_bytes {
-        let search = Search { progress, trace, config, bound: Bound::Device };
+        let search = LimitSearch { progress, trace, config, bound: Bound::Device };
         if let Some((bytes, verification)) = search.device(refusals.least_bytes, most_bytes) {
             let limit = Limit::exactly(bytes, LimitSource::DeviceFull { ooms });
             return Some(Inferred { limit, verification });
         }
     }
-    let search = Search { progress, trace, config, bound: Bound::Fraction { total_bytes } };
+    let search = LimitSearch { progress, trace, config, bound: Bound::Fraction { total_bytes } };
     let most_bytes = refusals.device_bytes.unwrap_or(total_bytes);
     let most_bytes = refusals.below_bytes.map_or(most_bytes, |below| below.min(most_bytes));
     let Bracket { exact_bytes, mut verification, mib } =
@@ -119,7 +119,7 @@ pub(super) fn infer_from_retries(
     if !Refusals::suggest_limit(&refusals.retries) {
         return None;
     }
-    let search = Search { progress, trace, config, bound: Bound::Fraction { total_bytes } };
+    let search = LimitSearch { progress, trace, config, bound: Bound::Fraction { total_bytes } };
     let Guess::Exact(verification) = search.guess(refusals.least_bytes) else { return None };
     let retries = Refusals::without_calls(&refusals.retries, &verification.workload);
     let evidence = Evidence { retries: retries_of(&verification, 0), ..Evidence::default() };
@@ -143,7 +143,7 @@ fn retries_of(verification: &Verification, ooms: u64) -> u64 {
 }
 
 /// Replays a recording under limits of one kind.
-struct Search<'a> {
+struct LimitSearch<'a> {
     progress: &'a dyn Progress,
     trace: &'a Trace,
     config: &'a Config,
@@ -157,7 +157,7 @@ struct Bracket {
     mib: Range<u64>,
 }
 
-impl Search<'_> {
+impl LimitSearch<'_> {
     /// Replays until the first difference from the recording. If the replay fails with an error, the limit
     /// is treated as too low.
     fn guess(&self, limit_bytes: u64) -> Guess {

@@ -126,7 +126,8 @@ impl Need {
         if endless.run.ooms > 0 {
             return Ok(need);
         }
-        let mut search = Search::new((recording, config), options, AddressOrder::Lowest, progress);
+        let mut search =
+            NeedSearch::new((recording, config), options, AddressOrder::Lowest, progress);
         let found = search.smallest(endless.peak_taken_bytes)?;
         if let Some(bytes) = found {
             if options.lucky {
@@ -168,7 +169,7 @@ impl Need {
         self.all_orders = true;
         let (mut least, mut most) = (first, Some(first));
         for order in [AddressOrder::Rising, AddressOrder::Falling] {
-            let mut search = Search::new((recording, config), options, order, progress);
+            let mut search = NeedSearch::new((recording, config), options, order, progress);
             let found = search.confirmed(first, self.reserved_unlimited_bytes)?;
             self.probes += search.known.len() as u64;
             least = least.min(found.unwrap_or(u64::MAX));
@@ -205,7 +206,7 @@ impl Need {
 }
 
 /// A search in progress: the device sizes tried so far, and whether the recording runs on them.
-struct Search<'a> {
+struct NeedSearch<'a> {
     recording: &'a Recording,
     config: &'a Config,
     known: BTreeMap<u64, bool>,
@@ -214,7 +215,7 @@ struct Search<'a> {
     progress: &'a dyn Progress,
 }
 
-impl<'a> Search<'a> {
+impl<'a> NeedSearch<'a> {
     fn new(
         (recording, config): (&'a Recording, &'a Config),
         options: &SearchOptions,

@@ -57,14 +57,20 @@ impl Refusals {
     /// Computes the bounds from the events. The recorded `settings` decide how much a request needs.
     pub(super) fn of(trace: &Trace, settings: &Settings, figures: &Figures) -> Self {
         let reserved = i128::from(figures.reserved_before_bytes);
-        let mut walk = Walk { settings, reserved, requests: 0, grown: 0, run: Run::default() };
+        let mut walk = RefusalWalk {
+            settings,
+            reserved,
+            requests: 0,
+            grown: 0,
+            run: RunOfRefusals::default(),
+        };
         let mut found = Self { least_bytes: figures.reserved_before_bytes, ..Self::default() };
         for event in &trace.events {
             match event.action {
-                Action::FreeRequested => walk.run = Run::default(),
+                Action::FreeRequested => walk.run = RunOfRefusals::default(),
                 Action::Alloc | Action::OutOfMemory => {
                     walk.request(event, &mut found);
-                    walk.run = Run::default();
+                    walk.run = RunOfRefusals::default();
                     walk.requests += 1;
                 }
                 _ => walk.segment(event, &mut found),
@@ -172,17 +178,17 @@ impl Limit {
 }
 
 /// The state of the walk through the events.
-struct Walk<'a> {
+struct RefusalWalk<'a> {
     settings: &'a Settings,
     reserved: i128,
     requests: u64,
     grown: u64,
-    run: Run,
+    run: RunOfRefusals,
 }
 
 /// The segment events before a request.
 #[derive(Default)]
-struct Run {
+struct RunOfRefusals {
     /// The reserved bytes before the first release, if the run begins with one.
     before_release: Option<u64>,
     /// The reserved bytes before the first new segment.
@@ -194,7 +200,7 @@ struct Run {
     releases: Vec<TraceEvent>,
 }
 
-impl Walk<'_> {
+impl RefusalWalk<'_> {
     fn reserved(&self) -> u64 {
         u64::try_from(self.reserved).unwrap_or(u64::MAX)
     }
@@ -254,7 +260,7 @@ impl Walk<'_> {
     }
 }
 
-impl Run {
+impl RunOfRefusals {
     /// Returns whether the request itself released the memory. PyTorch records a release by a request with
     /// the stack of the request, and a call of `empty_cache` with another stack. `None` without stacks.
     fn is_own(&self, request: &TraceEvent) -> Option<bool> {

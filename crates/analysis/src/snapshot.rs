@@ -41,16 +41,16 @@ pub fn snapshot_of(recording: &Recording, config: &Config) -> Result<Snapshot, R
 
 /// Provides the recorded stack of each request, in the order of the requests.
 struct RecordedStacks {
-    stacks: Vec<Arc<Recorded>>,
+    stacks: Vec<Arc<StackFrames>>,
     /// The stack of each request, by the number of the request.
     of_requests: Vec<Option<StackId>>,
     next: AtomicUsize,
 }
 
 #[derive(Debug)]
-struct Recorded(Vec<Frame>);
+struct StackFrames(Vec<Frame>);
 
-impl Stack for Recorded {
+impl Stack for StackFrames {
     fn frames(&self) -> Vec<Frame> {
         self.0.clone()
     }
@@ -64,7 +64,7 @@ impl RecordedStacks {
                 file: frame.file.to_owned(),
                 line: frame.line,
             });
-            Arc::new(Recorded(frames.collect()))
+            Arc::new(StackFrames(frames.collect()))
         });
         let of_requests = trace.requests().map(|event| event.stack).collect();
         Self { stacks: stacks.collect(), of_requests, next: AtomicUsize::new(0) }

@@ -10,7 +10,7 @@ use stratalloc::config::shown;
 use stratalloc_analysis::{AdviceOptions, Answer, Compared, Question, Recording, answer};
 use stratalloc_recording::{ReplayError, Trace};
 
-use super::assertion::{Absolute, Assertion, Verdict, fits};
+use super::assertion::{Absolute, Assertion, AssertionVerdict, fits};
 use super::host::Terminal;
 use super::junit::TestCase;
 use super::options::{Conditions, ExtraConfs, SearchArguments};
@@ -106,7 +106,7 @@ fn advise(
     if let Some(no_history) = found.no_history.filter(|_| !verdicts.is_empty()) {
         return Err(ReplayError::from(no_history).into());
     }
-    let of = |verdict: &Verdict| TestCase {
+    let of = |verdict: &AssertionVerdict| TestCase {
         name: name.to_owned(),
         judgement: verdict.judgement.clone(),
     };
@@ -114,7 +114,7 @@ fn advise(
     Ok(verdicts.iter().map(|verdict| verdict.judgement.outcome).max().unwrap_or_default())
 }
 
-fn verdicts(args: &Advise, recording: &Recording, found: &Answer) -> Vec<Verdict> {
+fn verdicts(args: &Advise, recording: &Recording, found: &Answer) -> Vec<AssertionVerdict> {
     let total_bytes = recording.memory.total_bytes;
     let mut within = found.within.iter();
     let check = |assertion: &Assertion| {
@@ -125,10 +125,10 @@ fn verdicts(args: &Advise, recording: &Recording, found: &Answer) -> Vec<Verdict
     args.assertions().map(check).collect()
 }
 
-fn print(question: &Question, found: &Answer, verdicts: &[Verdict]) -> io::Result<()> {
+fn print(question: &Question, found: &Answer, verdicts: &[AssertionVerdict]) -> io::Result<()> {
     if is_json() {
         let mut json = json!(found);
-        json["assertions"] = verdicts.iter().map(Verdict::json).collect();
+        json["assertions"] = verdicts.iter().map(AssertionVerdict::json).collect();
         return writeln!(out(), "{json}");
     }
     match (verdicts, found.no_history) {
@@ -138,7 +138,7 @@ fn print(question: &Question, found: &Answer, verdicts: &[Verdict]) -> io::Resul
     }
 }
 
-fn write_verdicts(name: &str, verdicts: &[Verdict]) -> io::Result<()> {
+fn write_verdicts(name: &str, verdicts: &[AssertionVerdict]) -> io::Result<()> {
     let mut out = out();
     writeln!(out, "{}", shown(name))?;
     for verdict in verdicts {

@@ -191,7 +191,7 @@ impl Judgement {
 
 /// The judgement for a condition on one recording.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Verdict {
+pub(crate) struct AssertionVerdict {
     pub(crate) judgement: Judgement,
     /// The value of a quantity in bytes; `None` if no device suffices.
     value_bytes: Option<u64>,
@@ -243,8 +243,11 @@ impl Assertion {
         found: &Answer,
         total_bytes: Option<u64>,
         setting: Option<Setting>,
-    ) -> Verdict {
-        let unjudged = |why: &str| Verdict { judgement: self.unjudged(why), ..Verdict::default() };
+    ) -> AssertionVerdict {
+        let unjudged = |why: &str| AssertionVerdict {
+            judgement: self.unjudged(why),
+            ..AssertionVerdict::default()
+        };
         if let Some(no_history) = found.no_history {
             return unjudged(&no_history.to_string());
         }
@@ -274,28 +277,31 @@ impl Assertion {
     }
 
     /// Checks a condition on any number of the answer.
-    fn check_field(&self, bound: u64, found: &Answer) -> Verdict {
+    fn check_field(&self, bound: u64, found: &Answer) -> AssertionVerdict {
         let place = format!("/{}", self.name.replace('.', "/"));
         let value = json!(found).pointer(&place).and_then(Value::as_f64);
         let Some(value) = value else {
             let why = format!("{} is not known for this recording", self.name);
-            return Verdict { judgement: self.unjudged(&why), ..Verdict::default() };
+            return AssertionVerdict {
+                judgement: self.unjudged(&why),
+                ..AssertionVerdict::default()
+            };
         };
         let is_bytes = self.name.ends_with(BYTES);
         let shown = if is_bytes { format!("{} MiB", mib(value)) } else { value.to_string() };
         let sentence = format!("{} is {shown}.", self.name);
         let judgement = self.judgement(self.operator.holds(value, bound as f64), sentence);
-        Verdict { judgement, value: Some(value), ..Verdict::default() }
+        AssertionVerdict { judgement, value: Some(value), ..AssertionVerdict::default() }
     }
 
-    fn check_live_peak(&self, bound: u64, found: &Answer) -> Verdict {
+    fn check_live_peak(&self, bound: u64, found: &Answer) -> AssertionVerdict {
         let value = found.live_peak_bytes.unwrap_or(0);
         let sentence = format!("{} MiB are live at once.", mib(value as f64));
         let judgement = self.judgement(self.operator.holds(value, bound), sentence);
-        Verdict { judgement, value_bytes: Some(value), ..Verdict::default() }
+        AssertionVerdict { judgement, value_bytes: Some(value), ..AssertionVerdict::default() }
     }
 
-    fn check_failures(&self, bound: u64, found: &Answer) -> Verdict {
+    fn check_failures(&self, bound: u64, found: &Answer) -> AssertionVerdict {
         let count = found.failures.unwrap_or(0);
         let requests = match count {
             0 => "no request".to_owned(),
@@ -310,7 +316,7 @@ impl Assertion {
             false => format!("{requests} failed when it was recorded{limit}."),
         };
         let judgement = self.judgement(self.operator.holds(count, bound), sentence);
-        Verdict { judgement, failures: Some(count), ..Verdict::default() }
+        AssertionVerdict { judgement, failures: Some(count), ..AssertionVerdict::default() }
     }
 
     fn check_needs(
@@ -319,7 +325,7 @@ impl Assertion {
         total_bytes: Option<u64>,
         found: &Answer,
         setting: Option<Setting>,
-    ) -> Verdict {
+    ) -> AssertionVerdict {
         let value_bytes = found.recorded.needs_bytes;
         // If no device suffices, the need is larger than any bound.
         let holds = self.operator.holds(value_bytes.unwrap_or(u64::MAX), bound);
@@ -336,7 +342,13 @@ impl Assertion {
         };
         let judgement = self.judgement(holds, sentence);
         let is_recorded = holds && setting.is_some();
-        Verdict { judgement, value_bytes, setting, is_recorded, ..Verdict::default() }
+        AssertionVerdict {
+            judgement,
+            value_bytes,
+            setting,
+            is_recorded,
+            ..AssertionVerdict::default()
+        }
     }
 
     fn check_least_need(
@@ -345,7 +357,7 @@ impl Assertion {
         total_bytes: Option<u64>,
         found: &Answer,
         setting: Option<Setting>,
-    ) -> Verdict {
+    ) -> AssertionVerdict {
         let value_bytes = found.least_need_bytes;
         let holds = match self.most_bytes(total_bytes) {
             Some(_) => setting.is_some(),
@@ -364,13 +376,19 @@ impl Assertion {
             None => format!("{as_it_is}. {}", least_of(found)),
         };
         let judgement = self.judgement(holds, sentence);
-        Verdict { judgement, value_bytes, setting, is_recorded, ..Verdict::default() }
+        AssertionVerdict {
+            judgement,
+            value_bytes,
+            setting,
+            is_recorded,
+            ..AssertionVerdict::default()
+        }
     }
 }
 
 /// Returns the judgement of `--fits` for a recording in which requests failed, although its need is small
 /// enough: its program fails as it is. `None` if no request failed.
-fn without_failures(found: &Answer) -> Option<Verdict> {
+fn without_failures(found: &Answer) -> Option<AssertionVerdict> {
     let condition: Assertion = "failures==0".parse().ok()?;
     let mut verdict = condition.check_failures(0, found);
     let hint = " Without that limit it would fit: --memory-fraction 1 sets the limit aside.";
@@ -401,7 +419,7 @@ fn least_of(found: &Answer) -> String {
     format!("{least}, and the live bytes alone take {live} MiB.")
 }
 
-impl Verdict {
+impl AssertionVerdict {
     pub(crate) fn json(&self) -> Value {
         let setting = self.setting.as_ref();
         json!({

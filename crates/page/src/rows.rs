@@ -20,7 +20,7 @@ pub(crate) struct PageLimits {
 
 /// A row for the map: one block, or several adjacent small blocks with the free memory between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct BlockRow {
     /// The block. A merged row has the stream, the pool and the address of its first block, and the
     /// range of all.
     pub block: Block,
@@ -34,7 +34,7 @@ pub(crate) struct Kept {
     /// The moments that the page can show, in order. `None` if it can show every moment.
     pub moments: Option<Vec<u32>>,
     /// All rows, in the order of `born`.
-    pub rows: Vec<Row>,
+    pub rows: Vec<BlockRow>,
     /// All segments that are kept, in the order of `born`.
     pub segments: Vec<Segment>,
     /// The number of segments that live at one of the moments but did not fit.
@@ -59,7 +59,8 @@ impl Kept {
 
     pub(crate) fn of(lives: &Lives, room: PageLimits) -> Self {
         if lives.blocks.len() <= room.blocks && lives.segments.len() <= room.segments {
-            let rows = lives.blocks.iter().map(|block| Row { block: *block, blocks: 1 }).collect();
+            let rows =
+                lives.blocks.iter().map(|block| BlockRow { block: *block, blocks: 1 }).collect();
             return Self { rows, segments: lives.segments.clone(), ..Self::default() };
         }
         let is_shown = |moments: &[u32]| {
@@ -119,8 +120,8 @@ fn segments(lives: &Lives, moments: &[u32], most: usize) -> (Vec<Segment>, usize
     (shown, left_out)
 }
 
-fn rows(lives: &Lives, moments: &[u32], most: usize) -> (Vec<Row>, usize) {
-    let one = |at: usize| Row { block: lives.blocks[at], blocks: 1 };
+fn rows(lives: &Lives, moments: &[u32], most: usize) -> (Vec<BlockRow>, usize) {
+    let one = |at: usize| BlockRow { block: lives.blocks[at], blocks: 1 };
     let mut shown: Vec<usize> = Vec::new();
     let mut others: Vec<usize> = Vec::new();
     for (at, block) in lives.blocks.iter().enumerate() {
@@ -146,7 +147,7 @@ fn rows(lives: &Lives, moments: &[u32], most: usize) -> (Vec<Row>, usize) {
     let alone = most / 2;
     shown.sort_by_cached_key(|&at| std::cmp::Reverse(lives.blocks[at].size_bytes));
     let (kept, small) = shown.split_at(alone);
-    let mut rows: Vec<Row> = kept.iter().chain(&others).map(|&at| one(at)).collect();
+    let mut rows: Vec<BlockRow> = kept.iter().chain(&others).map(|&at| one(at)).collect();
     let mut runs = runs(lives, moments, kept, small);
     let room = most.saturating_sub(rows.len());
     let left_out = runs.len().saturating_sub(room);
@@ -159,7 +160,7 @@ fn rows(lives: &Lives, moments: &[u32], most: usize) -> (Vec<Row>, usize) {
 }
 
 /// Merges adjacent small blocks at each moment. Blocks in `kept` stay separate.
-fn runs(lives: &Lives, moments: &[u32], kept: &[usize], small: &[usize]) -> Vec<Row> {
+fn runs(lives: &Lives, moments: &[u32], kept: &[usize], small: &[usize]) -> Vec<BlockRow> {
     let kept: HashSet<usize> = kept.iter().copied().collect();
     let mut by_address: Vec<(Block, bool)> = kept
         .iter()
@@ -175,7 +176,7 @@ fn runs(lives: &Lives, moments: &[u32], kept: &[usize], small: &[usize]) -> Vec<
         ends.extend(there.map(|s| (s.address, s.address.saturating_add(s.size_bytes))));
         ends.sort_unstable();
         let mut segments = ends.iter().peekable();
-        let mut run: Option<(Row, u64)> = None;
+        let mut run: Option<(BlockRow, u64)> = None;
         for (block, is_kept) in &by_address {
             if block.born > moment || moment >= block.gone {
                 continue;
@@ -203,7 +204,7 @@ fn runs(lives: &Lives, moments: &[u32], kept: &[usize], small: &[usize]) -> Vec<
                 runs.extend(run.take().map(|(row, _)| row));
                 let freed = freed_at(block, moment);
                 let block = Block { born: moment, freed, gone: moment + 1, stack: None, ..*block };
-                run = Some((Row { block, blocks: 1 }, end));
+                run = Some((BlockRow { block, blocks: 1 }, end));
             }
         }
         runs.extend(run.take().map(|(row, _)| row));

@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 
 use super::Drawn;
 use super::rows::{Kept, PageLimits};
-use super::stacks::{LIVED_BEFORE, StackTable, Stacks};
+use super::stacks::{LIVED_BEFORE, StackData, StackTable};
 use stratalloc::ids::PoolId;
 use stratalloc::size::PoolKind;
 use stratalloc_analysis::lives::{
@@ -51,7 +51,7 @@ struct Sheet<'a> {
     is_short: bool,
     segments: Table,
     blocks: BlocksData,
-    stacks: Stacks,
+    stacks: StackData,
     holders: Vec<HoldersData>,
     headline: HeadlineData<'a>,
     advice: AdviceData<'a>,
@@ -383,7 +383,7 @@ fn failures(lives: &Lives, table: &StackTable, most: usize) -> FailuresData {
     // Half of the listed failures are the first ones, half the last ones.
     let ends = all.len().saturating_sub(most / 2);
     let listed = all.iter().enumerate().filter(|(at, _)| *at < most - most / 2 || *at >= ends);
-    let row = |failure: &stratalloc_analysis::lives::Failure| {
+    let row = |failure: &stratalloc_analysis::lives::FailedRequest| {
         let stack = table.place(failure.stack);
         (failure.moment, failure.requested_bytes, failure.stream, stack, failure.device_free_bytes)
     };

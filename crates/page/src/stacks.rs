@@ -9,7 +9,7 @@ use stratalloc_recording::{self, Frame, FrameKind, StackId};
 
 /// Stacks as frame indices, innermost first.
 #[derive(Debug, Default, Serialize)]
-pub(crate) struct Stacks {
+pub(crate) struct StackData {
     texts: Vec<String>,
     /// For each frame: index of the file's text, index of the function's text, line, and kind (0 is left
     /// out of callers, 1 is the program's own, 2 a library's, 3 compiled code).
@@ -25,7 +25,7 @@ pub(crate) struct Stacks {
 /// The stacks of a page, and the index of each.
 #[derive(Debug, Default)]
 pub(crate) struct StackTable {
-    pub data: Stacks,
+    pub data: StackData,
     places: HashMap<StackId, i64>,
 }
 
@@ -40,7 +40,7 @@ const LINE_BYTES: usize = 120;
 struct Writer<'a> {
     stacks: &'a stratalloc_recording::Stacks,
     callers: &'a Callers<'a>,
-    data: Stacks,
+    data: StackData,
     texts: HashMap<&'a str, u32>,
     frames: HashMap<u32, u32>,
     bytes: usize,
@@ -90,7 +90,7 @@ impl StackTable {
         wanted: impl Iterator<Item = StackId>,
         most: usize,
     ) -> Self {
-        let (data, texts, frames) = (Stacks::default(), HashMap::new(), HashMap::new());
+        let (data, texts, frames) = (StackData::default(), HashMap::new(), HashMap::new());
         let mut writer = Writer { stacks, callers, data, texts, frames, bytes: 0 };
         let mut places = HashMap::new();
         let mut shown: Vec<u32> = Vec::new();

@@ -64,7 +64,7 @@ impl MissingEntries {
         }
         let events = trace.events.len();
         charge((events as u64).saturating_mul(WALK_BYTES_PER_EVENT))?;
-        let (missing, additions) = Walk::of(&trace.events, &trace.segments);
+        let (missing, additions) = EvidenceWalk::of(&trace.events, &trace.segments);
         trace.missing = missing;
         if additions.is_empty() {
             return Ok(());
@@ -100,7 +100,7 @@ struct Seen {
 }
 
 /// The blocks while the events are read in order.
-struct Walk<'a> {
+struct EvidenceWalk<'a> {
     events: &'a [TraceEvent],
     has_free_requests: bool,
     /// The blocks that are not free, by address. Without those from before the first event.
@@ -113,7 +113,7 @@ struct Walk<'a> {
     additions: Additions,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> EvidenceWalk<'a> {
     /// Returns the missing entries, and those that follow from others, in the order of their places.
     fn of(events: &'a [TraceEvent], segments: &[SegmentLayout]) -> (MissingEntries, Additions) {
         let (blocks, free, missing, additions) = Default::default();
@@ -348,7 +348,7 @@ mod tests {
         for (name, trace) in shipped() {
             for part in 0..4 {
                 let events = &trace.events[trace.events.len() * part / 4..];
-                let (missing, additions) = Walk::of(events, &trace.segments);
+                let (missing, additions) = EvidenceWalk::of(events, &trace.segments);
                 assert!(missing.is_empty(), "{name} {part}: {missing:?}");
                 assert!(additions.is_empty(), "{name} {part}");
                 let part = Trace { events: events.to_vec(), ..trace.clone() };

@@ -23,7 +23,7 @@ use super::progress::{Progress, Silent};
 use super::run::{LaneWork, ReplayError, Run, check_heaps};
 use super::start::Start;
 use super::trace::{Trace, TraceEvent};
-use super::workload::{Builder, Group, Workload, groups, leading_completions};
+use super::workload::{EventGroup, Workload, WorkloadBuilder, groups, leading_completions};
 use stratalloc::allocator::{
     Allocation, Caching, Counters, CrossStream, DeviceAllocator, PoolScope, PrivatePools,
     Recording, Request, ScopeFilter,
@@ -155,7 +155,7 @@ pub fn verify_until(
         engine.set_memory_fraction(fraction)?;
     }
     engine.count_scopes_as_captures();
-    let builder = Builder::new(trace, &start, total_bytes);
+    let builder = WorkloadBuilder::new(trace, &start, total_bytes);
     let mut verifier = Verifier {
         engine,
         device: &device,
@@ -204,7 +204,7 @@ struct Verifier<'a> {
     /// True if an open scope of a private pool counts as a capture in the recording's version of PyTorch.
     routing_is_capture: bool,
     lanes: LaneWork,
-    builder: Builder,
+    builder: WorkloadBuilder,
     /// The live blocks, by recorded address.
     live: HashMap<u64, Allocation>,
     /// The private pools that were created and have users.
@@ -249,12 +249,12 @@ impl Verifier<'_> {
     fn step<'e>(
         &mut self,
         at: usize,
-        group: Group<'e>,
-        next: Option<Group<'_>>,
-    ) -> Result<Option<(usize, Group<'e>)>, ReplayError> {
+        group: EventGroup<'e>,
+        next: Option<EventGroup<'_>>,
+    ) -> Result<Option<(usize, EventGroup<'e>)>, ReplayError> {
         match group {
-            Group::Free { requested, at_once } => self.free(at, requested, at_once, next)?,
-            Group::Request { events, completions, request } => {
+            EventGroup::Free { requested, at_once } => self.free(at, requested, at_once, next)?,
+            EventGroup::Request { events, completions, request } => {
                 let (completed, segments) = events.split_at(completions);
                 self.builder.segments(at + completions, segments);
                 let pool =
@@ -280,7 +280,7 @@ impl Verifier<'_> {
                     // events passed, as at the start of a group.
                     let completions = leading_completions(rest);
                     if completions > 0 {
-                        let group = Group::Request { events: rest, completions, request };
+                        let group = EventGroup::Request { events: rest, completions, request };
                         return Ok(Some((at + events.len() - rest.len(), group)));
                     }
                 }
@@ -298,7 +298,7 @@ impl Verifier<'_> {
         at: usize,
         event: &TraceEvent,
         at_once: bool,
-        next: Option<Group<'_>>,
+        next: Option<EventGroup<'_>>,
     ) -> Result<(), ReplayError> {
         self.builder.free(at, event, at_once);
         let Some(allocation) = self.live.remove(&event.address) else {

@@ -100,7 +100,7 @@ pub struct Workload {
 /// The events of one operation of the recorded allocator. The allocator holds its lock throughout an
 /// operation, so the events of different operations never interleave.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Group<'a> {
+pub(super) enum EventGroup<'a> {
     /// The free of a block. `at_once` is true if the block became free immediately.
     Free { requested: &'a TraceEvent, at_once: bool },
     /// A request and the events before it that belong to its operation. Without a request, an explicit
@@ -114,7 +114,7 @@ pub(super) enum Group<'a> {
     },
 }
 
-impl Group<'_> {
+impl EventGroup<'_> {
     /// Returns true for a request that failed, or that released memory and then allocated a segment: it may
     /// have waited for events.
     pub(super) fn may_have_waited(&self) -> bool {
@@ -134,7 +134,7 @@ fn is_at_once(free: &TraceEvent, next: Option<&TraceEvent>) -> bool {
 }
 
 /// Splits the events into groups, one for each operation. Returns each with the index of its first event.
-pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = (usize, Group<'_>)> {
+pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = (usize, EventGroup<'_>)> {
     let mut next = 0;
     std::iter::from_fn(move || {
         let (at, rest) = (next, &events[next..]);
@@ -142,7 +142,7 @@ pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = (usize, Grou
         if first.action == Action::FreeRequested {
             let at_once = is_at_once(first, rest.get(1));
             next += 1 + usize::from(at_once);
-            return Some((at, Group::Free { requested: first, at_once }));
+            return Some((at, EventGroup::Free { requested: first, at_once }));
         }
         let run = rest
             .iter()
@@ -152,7 +152,7 @@ pub(super) fn groups(events: &[TraceEvent]) -> impl Iterator<Item = (usize, Grou
         let completions = leading_completions(events);
         let request = rest.get(run).filter(|e| e.action != Action::FreeRequested);
         next += run + usize::from(request.is_some());
-        Some((at, Group::Request { events, completions, request }))
+        Some((at, EventGroup::Request { events, completions, request }))
     })
 }
 
@@ -232,11 +232,11 @@ impl Workload {
     /// engine's state. `total_bytes` is the memory of the recorded device.
     #[must_use]
     pub fn of(trace: &Trace, total_bytes: u64) -> Self {
-        let mut builder = Builder::new(trace, &Start::of(trace), total_bytes);
+        let mut builder = WorkloadBuilder::new(trace, &Start::of(trace), total_bytes);
         for (at, group) in groups(&trace.events) {
             match group {
-                Group::Free { requested, at_once } => builder.free(at, requested, at_once),
-                Group::Request { events, completions, request } => {
+                EventGroup::Free { requested, at_once } => builder.free(at, requested, at_once),
+                EventGroup::Request { events, completions, request } => {
                     let (completions, segments) = events.split_at(completions);
                     completions.iter().for_each(|event| builder.finished(event));
                     if is_explicit(segments, request) {
@@ -284,7 +284,7 @@ fn is_explicit(segments: &[TraceEvent], request: Option<&TraceEvent>) -> bool {
 
 /// Collects operations and numbers the blocks.
 #[derive(Debug)]
-pub(super) struct Builder {
+pub(super) struct WorkloadBuilder {
     pub(super) workload: Workload,
     pub(super) lanes: Lanes,
     pub(super) routing: PoolRouting,
@@ -294,7 +294,7 @@ pub(super) struct Builder {
     draining: HashMap<u64, u32>,
 }
 
-impl Builder {
+impl WorkloadBuilder {
     pub(super) fn new(trace: &Trace, start: &Start, total_bytes: u64) -> Self {
         let mut builder = Self {
             workload: Workload::default(),

@@ -141,7 +141,11 @@ fn codes_of(listed: [&Listed<'_>; 2]) -> Option<Codes> {
 }
 
 /// Aligns the requests of two recordings. Requests of different `codes` differ.
-fn aligned(listed: [&Listed<'_>; 2], codes: Option<&Codes>, streams: &mut Streams) -> RequestDiff {
+fn aligned(
+    listed: [&Listed<'_>; 2],
+    codes: Option<&Codes>,
+    streams: &mut StreamNumbers,
+) -> RequestDiff {
     let keys = [0, 1].map(|side| {
         let Listed { requests, callers } = listed[side];
         let key = |request: &Request| {
@@ -163,7 +167,7 @@ type FirstDifference = ([Option<ShownRequest>; 2], Option<[u32; 2]>);
 pub(crate) fn first_difference(traces: [&Trace; 2]) -> Option<FirstDifference> {
     let requests = traces.map(requests_of);
     let listed = [0, 1].map(|side| Listed::new(&requests[side], traces[side]));
-    let mut streams = Streams::default();
+    let mut streams = StreamNumbers::default();
     let found = aligned([&listed[0], &listed[1]], None, &mut streams);
     let place = found.places.first()?;
     let shown = [0, 1].map(|side| {
@@ -181,7 +185,7 @@ pub(crate) fn first_difference(traces: [&Trace; 2]) -> Option<FirstDifference> {
 
 /// The holder of blocks, in which blocks of two recordings can agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Holder {
+enum CallerBytes {
     /// Code, by its number.
     Code(u32),
     /// Without stacks: the size of each block and the number of its stream.
@@ -295,7 +299,7 @@ impl<'a> Diff<'a> {
     pub fn of(a: &'a Side, b: &'a Side) -> Self {
         let sides = [a, b];
         let listed = sides.map(|side| Listed::new(&side.requests, &side.recording.trace));
-        let mut streams = Streams::default();
+        let mut streams = StreamNumbers::default();
         let codes = codes_of([&listed[0], &listed[1]]);
         let requests = aligned([&listed[0], &listed[1]], codes.as_ref(), &mut streams);
         let (grew, kept) = Default::default();
@@ -325,7 +329,7 @@ impl<'a> Diff<'a> {
     }
 
     /// Returns the holders whose bytes differ, the largest differences first, and their number.
-    fn growth(&self, codes: Option<&Codes>, streams: &mut Streams) -> (Vec<Growth>, u64) {
+    fn growth(&self, codes: Option<&Codes>, streams: &mut StreamNumbers) -> (Vec<Growth>, u64) {
         /// The blocks of one holder in one recording.
         #[derive(Clone, Copy, Default)]
         struct Sum {
@@ -334,20 +338,20 @@ impl<'a> Diff<'a> {
             caller: Option<u32>,
             stream: StreamId,
         }
-        let mut sums: HashMap<Holder, [Sum; 2]> = HashMap::new();
+        let mut sums: HashMap<CallerBytes, [Sum; 2]> = HashMap::new();
         for (at, side) in self.sides.into_iter().enumerate() {
             for &(id, bytes) in &side.live {
                 let request = side.request_of(id).map(|index| &side.requests[index]);
                 let stack = request.and_then(|request| request.stack);
                 let caller = stack.map(|stack| self.listed[at].callers.of_stack(stack));
                 let holder = match (request, codes, caller) {
-                    (None, ..) => Holder::Before,
+                    (None, ..) => CallerBytes::Before,
                     (Some(_), Some(codes), Some(caller)) => {
-                        Holder::Code(codes.of_caller(at, caller))
+                        CallerBytes::Code(codes.of_caller(at, caller))
                     }
-                    (Some(_), Some(_), None) => Holder::NoStack,
+                    (Some(_), Some(_), None) => CallerBytes::NoStack,
                     (Some(request), None, _) => {
-                        Holder::Size(bytes, streams.number(at, request.stream))
+                        CallerBytes::Size(bytes, streams.number(at, request.stream))
                     }
                 };
                 let sum = &mut sums.entry(holder).or_default()[at];
@@ -365,21 +369,22 @@ impl<'a> Diff<'a> {
         let count = rows.len() as u64;
         rows.truncate(Self::LISTED_MAX);
         let mut labels = [0, 1].map(|side| {
-            let with_code = rows.iter().filter(|(holder, _)| matches!(holder, Holder::Code(_)));
+            let with_code =
+                rows.iter().filter(|(holder, _)| matches!(holder, CallerBytes::Code(_)));
             let callers: Vec<u32> = with_code.filter_map(|(_, sums)| sums[side].caller).collect();
             self.listed[side].callers.labels(&callers).into_iter()
         });
-        let row = |(holder, sums): (Holder, [Sum; 2])| {
+        let row = |(holder, sums): (CallerBytes, [Sum; 2])| {
             let label = |side: usize| match (holder, sums[side]) {
                 (_, Sum { blocks: 0, .. }) => None,
-                (Holder::Code(_), _) => labels[side].next(),
-                (Holder::Size(bytes, _), Sum { stream, .. }) => Some(format!(
+                (CallerBytes::Code(_), _) => labels[side].next(),
+                (CallerBytes::Size(bytes, _), Sum { stream, .. }) => Some(format!(
                     "blocks of {} bytes on stream {:#x}",
                     super::grouped(bytes),
                     stream.0
                 )),
-                (Holder::NoStack, _) => Some(NO_STACK.to_owned()),
-                (Holder::Before, _) => Some(LIVED_BEFORE.to_owned()),
+                (CallerBytes::NoStack, _) => Some(NO_STACK.to_owned()),
+                (CallerBytes::Before, _) => Some(LIVED_BEFORE.to_owned()),
             };
             Growth {
                 requested_by: [0, 1].map(label),
@@ -416,11 +421,11 @@ impl<'a> Diff<'a> {
 /// Numbers for the streams of two recordings, in the order of their first requests. The default stream has
 /// number 0.
 #[derive(Debug, Default)]
-struct Streams {
+struct StreamNumbers {
     known: [HashMap<StreamId, u32>; 2],
 }
 
-impl Streams {
+impl StreamNumbers {
     fn number(&mut self, side: usize, stream: StreamId) -> u32 {
         if stream == StreamId::DEFAULT {
             return 0;

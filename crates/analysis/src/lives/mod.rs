@@ -82,7 +82,7 @@ pub struct Segment {
 
 /// A request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct FailedRequest {
     /// The moment.
     pub moment: u32,
     /// The requested bytes.
@@ -114,7 +114,7 @@ pub struct Lives {
     /// All segments, in the order of `born`.
     pub segments: Vec<Segment>,
     /// The requests that failed.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<FailedRequest>,
     /// The streams.
     pub streams: Numbered<StreamId>,
     /// The pools.
@@ -133,7 +133,7 @@ impl Lives {
     /// Computes the lifetimes from the events. `total_bytes` is the memory of the recorded device.
     pub fn of(trace: &Trace, settings: &Settings, total_bytes: u64, columns: usize) -> Self {
         let events = u32::try_from(trace.events.len()).unwrap_or(NEVER - 1).min(NEVER - 1);
-        let mut walk = Walk {
+        let mut walk = LivesWalk {
             lives: Self { events, columns: Columns::new(columns, events), ..Self::default() },
             settings,
             routing: PoolRouting::of(trace, total_bytes),
@@ -249,7 +249,7 @@ fn tiles(live: &[&Block], moment: u32, start: u64, end: u64) -> Vec<BlockLayout>
 }
 
 /// The state while the events are applied in order.
-struct Walk<'a> {
+struct LivesWalk<'a> {
     lives: Lives,
     settings: &'a Settings,
     routing: PoolRouting,
@@ -264,7 +264,7 @@ struct Walk<'a> {
     most: (u64, u64),
 }
 
-impl Walk<'_> {
+impl LivesWalk<'_> {
     fn begin(&mut self, start: &Start) {
         start.held().for_each(|held| self.hold(0, held));
         let layout = start.layout(self.settings);
@@ -315,7 +315,7 @@ impl Walk<'_> {
             Action::Snapshot => {}
             Action::OutOfMemory => {
                 let stream = self.lives.streams.number(stream);
-                self.lives.failures.push(Failure {
+                self.lives.failures.push(FailedRequest {
                     moment,
                     requested_bytes: size_bytes.min(MOST_BYTES),
                     stream,

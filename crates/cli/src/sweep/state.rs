@@ -22,13 +22,13 @@ const LINE_MAX_BYTES: u64 = 1 << 20;
 
 /// A line of the file. `result` is the result as JSON in a string, so that the checksum is that of its bytes.
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct StateLine {
     key: Fingerprint,
     check: Fingerprint,
     result: String,
 }
 
-impl Line {
+impl StateLine {
     fn new(key: Fingerprint, result: String) -> Self {
         Self { check: Self::check(&key, &result), key, result }
     }
@@ -83,7 +83,7 @@ impl State {
     /// [`io::Error`] when the file cannot be written.
     pub(super) fn add<T: Serialize>(&self, key: Fingerprint, result: &T) -> io::Result<()> {
         let Some((path, file)) = &self.file else { return Ok(()) };
-        let mut line = serde_json::to_string(&Line::new(key, serde_json::to_string(result)?))?;
+        let mut line = serde_json::to_string(&StateLine::new(key, serde_json::to_string(result)?))?;
         line.push('\n');
         file.lock().write_all(line.as_bytes()).map_err(|error| in_file(path, &error))
     }
@@ -110,8 +110,8 @@ fn read(file: &File) -> io::Result<(Known, Option<bool>)> {
             let text = format!("it was not written by `sweep`: its first line is not {HEADER}");
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
-        if let Ok(Line { key, check, result }) = serde_json::from_slice(&line)
-            && check == Line::check(&key, &result)
+        if let Ok(StateLine { key, check, result }) = serde_json::from_slice(&line)
+            && check == StateLine::check(&key, &result)
         {
             known.insert(key, result);
         }

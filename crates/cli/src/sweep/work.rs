@@ -53,7 +53,7 @@ pub(super) struct Sweep<'a> {
     /// The results of an earlier call.
     pub(super) state: &'a State,
     files: Vec<Result<File, String>>,
-    kept: Kept,
+    kept: KeptRecordings,
 }
 
 /// A file when the sweep began.
@@ -66,7 +66,7 @@ struct File {
 
 /// Data that later steps need again.
 #[derive(Default)]
-struct Kept {
+struct KeptRecordings {
     /// Recordings for [`Sweep::needs`], without what it does not use.
     recordings: HashMap<usize, Recording>,
     /// The bytes of their operations.
@@ -98,7 +98,7 @@ impl<'a> Sweep<'a> {
         state: &'a State,
     ) -> Self {
         let files = paths.iter().map(|path| File::of(path)).collect();
-        let kept = Kept::default();
+        let kept = KeptRecordings::default();
         Self { paths, read, parse, read_options, memory, advice, state, files, kept }
     }
 
@@ -333,7 +333,7 @@ impl File {
     }
 }
 
-impl Kept {
+impl KeptRecordings {
     /// Keeps the part of a recording that searches for needs use, if there is room.
     fn keep(&mut self, index: usize, mut recording: Recording) {
         let bytes = recording.workload.ops.capacity() * size_of::<Op>();

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-enum Step {
+enum PathStep {
     Key(&'static str),
     Index(usize),
 }
@@ -13,16 +13,16 @@ enum Step {
 /// The steps from the root to the reader's position.
 #[derive(Default)]
 pub(super) struct Path {
-    steps: Vec<Step>,
+    steps: Vec<PathStep>,
 }
 
 impl Path {
     pub(super) fn enter_key(&mut self, key: &'static str) {
-        self.steps.push(Step::Key(key));
+        self.steps.push(PathStep::Key(key));
     }
 
     pub(super) fn enter_index(&mut self, index: usize) {
-        self.steps.push(Step::Index(index));
+        self.steps.push(PathStep::Index(index));
     }
 
     pub(super) fn leave(&mut self) {
@@ -37,9 +37,9 @@ impl fmt::Display for Path {
         }
         for (i, step) in self.steps.iter().enumerate() {
             match step {
-                Step::Key(key) if i == 0 => f.write_str(key)?,
-                Step::Key(key) => write!(f, ".{key}")?,
-                Step::Index(index) => write!(f, "[{index}]")?,
+                PathStep::Key(key) if i == 0 => f.write_str(key)?,
+                PathStep::Key(key) => write!(f, ".{key}")?,
+                PathStep::Index(index) => write!(f, "[{index}]")?,
             }
         }
         Ok(())

@@ -39,7 +39,7 @@ enum RowAction {
 
 /// A row. The action is in the two highest bits of `size_and_action`.
 #[derive(Clone, Copy)]
-struct Row {
+struct LogRow {
     address: u64,
     size_and_action: u64,
     stream: StreamId,
@@ -48,7 +48,7 @@ struct Row {
 const ACTION_SHIFT: u32 = 62;
 const _: () = assert!(EIB < 1 << ACTION_SHIFT);
 
-impl Row {
+impl LogRow {
     fn new(action: RowAction, address: u64, size_bytes: u64, stream: StreamId) -> Self {
         let size_and_action = size_bytes | (action as u64) << ACTION_SHIFT;
         Self { address, size_and_action, stream }
@@ -85,13 +85,13 @@ impl Row {
 /// Rows in the order of the file.
 #[derive(Default)]
 struct Rows {
-    chunks: Vec<Vec<Row>>,
+    chunks: Vec<Vec<LogRow>>,
     events: usize,
     live: HashSet<u64>,
 }
 
 impl Rows {
-    fn push(&mut self, row: Row) -> Result<(), Mismatch> {
+    fn push(&mut self, row: LogRow) -> Result<(), Mismatch> {
         match row.action() {
             RowAction::Allocate if !self.live.insert(row.address) => {
                 let found = format!("{:#x}, which is live since an earlier row", row.address);
@@ -181,7 +181,7 @@ fn wrong(expected: &'static str, found: &str) -> Mismatch {
     Mismatch::new(expected, format!("{shown:?}"))
 }
 
-fn row(line: &str) -> Result<Row, Mismatch> {
+fn row(line: &str) -> Result<LogRow, Mismatch> {
     if line.len() < ROW_MIN_BYTES {
         return Err(wrong("a row of at least 23 bytes", line));
     }
@@ -210,7 +210,7 @@ fn row(line: &str) -> Result<Row, Mismatch> {
         return Err(wrong("a size of at most 1 EiB, not 0 for a new block", size));
     }
     let stream = number(stream).ok_or_else(|| wrong("a stream's handle", stream))?;
-    Ok(Row::new(action, address, size_bytes, StreamId(stream)))
+    Ok(LogRow::new(action, address, size_bytes, StreamId(stream)))
 }
 
 /// Parses a number without a sign: hexadecimal with `0x` in front, or decimal.

@@ -18,7 +18,7 @@ const FREE_BYTES: u64 = 64 * 1024;
 
 /// The cached result for a container. `Nothing`: it was not read yet.
 #[derive(Clone, Copy, Default)]
-enum Seen {
+enum SeenStack {
     #[default]
     Nothing,
     Frame(Option<u32>),
@@ -31,7 +31,7 @@ pub(super) struct StackReader {
     builder: StackBuilder,
     /// The result for each container, by its number. Allocated for all containers when the first stack
     /// is read.
-    seen: Vec<Seen>,
+    seen: Vec<SeenStack>,
     held_bytes: u64,
 }
 
@@ -54,30 +54,30 @@ impl StackReader {
         };
         if seen.is_empty() {
             let count = heap.container_count();
-            if !may_grow((count * size_of::<Seen>()) as u64) {
+            if !may_grow((count * size_of::<SeenStack>()) as u64) {
                 return None;
             }
-            seen.resize(count, Seen::Nothing);
+            seen.resize(count, SeenStack::Nothing);
         }
-        if let Seen::Stack(known) = seen[list] {
+        if let SeenStack::Stack(known) = seen[list] {
             return known;
         }
         for frame in heap.items(value)? {
             let View::Dict(dict) = heap.view(frame) else { continue };
             let number = match seen[dict] {
-                Seen::Frame(known) => known,
+                SeenStack::Frame(known) => known,
                 _ => {
                     let (file, line, function) = &frame_of(heap, dict);
                     builder.frame(Frame { file, line: *line, function }, may_grow)
                 }
             };
-            seen[dict] = Seen::Frame(number);
+            seen[dict] = SeenStack::Frame(number);
             if !builder.add(number) {
                 break;
             }
         }
         let stack = builder.end(may_grow);
-        seen[list] = Seen::Stack(stack);
+        seen[list] = SeenStack::Stack(stack);
         stack
     }
 

@@ -55,13 +55,13 @@ struct Machine<'m, 'i> {
 /// The reason why an opcode failed.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-enum Stop {
+enum MachineStop {
     Problem(#[from] PickleProblem),
     OverBudget(#[from] OverBudget),
     Input(#[from] Failure),
 }
 
-fn misses(opcode: &'static str, expected: &'static str) -> Stop {
+fn misses(opcode: &'static str, expected: &'static str) -> MachineStop {
     PickleProblem::Stack { opcode, expected }.into()
 }
 
@@ -73,17 +73,17 @@ impl Machine<'_, '_> {
             match self.step() {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
-                Err(Stop::Problem(problem)) => return Err(Failure::Pickle { at, problem }),
-                Err(Stop::OverBudget(_)) => {
+                Err(MachineStop::Problem(problem)) => return Err(Failure::Pickle { at, problem }),
+                Err(MachineStop::OverBudget(_)) => {
                     return Err(Failure::Pickle { at, problem: PickleProblem::Memory });
                 }
-                Err(Stop::Input(failure)) => return Err(failure),
+                Err(MachineStop::Input(failure)) => return Err(failure),
             }
         }
     }
 
     /// Runs one opcode. Returns false after `STOP`.
-    fn step(&mut self) -> Result<bool, Stop> {
+    fn step(&mut self) -> Result<bool, MachineStop> {
         let [opcode] = self.bytes()?;
         match opcode {
             op::STOP => {
@@ -129,7 +129,7 @@ impl Machine<'_, '_> {
     }
 
     /// Runs an opcode for containers or the memo.
-    fn step_structure(&mut self, opcode: u8) -> Result<bool, Stop> {
+    fn step_structure(&mut self, opcode: u8) -> Result<bool, MachineStop> {
         match opcode {
             op::EMPTY_TUPLE => self.push(Value::EMPTY_TUPLE)?,
             op::TUPLE => self.tuple("TUPLE", None)?,
@@ -169,37 +169,37 @@ impl Machine<'_, '_> {
         Ok(true)
     }
 
-    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Stop> {
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], MachineStop> {
         let mut bytes = [0; N];
         self.fill(&mut bytes)?;
         Ok(bytes)
     }
 
-    fn fill(&mut self, into: &mut [u8]) -> Result<(), Stop> {
+    fn fill(&mut self, into: &mut [u8]) -> Result<(), MachineStop> {
         if self.input.fill(into)? { Ok(()) } else { Err(PickleProblem::Ends.into()) }
     }
 
     /// Reads a little-endian number of `N` bytes, at most 8.
-    fn number<const N: usize>(&mut self) -> Result<u64, Stop> {
+    fn number<const N: usize>(&mut self) -> Result<u64, MachineStop> {
         let mut wide = [0; 8];
         wide[..N].copy_from_slice(&self.bytes::<N>()?);
         Ok(u64::from_le_bytes(wide))
     }
 
-    fn push(&mut self, value: Value) -> Result<(), Stop> {
+    fn push(&mut self, value: Value) -> Result<(), MachineStop> {
         self.heap.budget.reserve(&mut self.stack, 1)?;
         self.stack.push(value);
         Ok(())
     }
 
-    fn unsigned<const N: usize>(&mut self) -> Result<(), Stop> {
+    fn unsigned<const N: usize>(&mut self) -> Result<(), MachineStop> {
         let number = self.number::<N>()?;
         let value = self.heap.int(number)?;
         self.push(value)
     }
 
     /// Reads a little-endian integer in two's complement. Its length in bytes precedes it.
-    fn long(&mut self) -> Result<(), Stop> {
+    fn long(&mut self) -> Result<(), MachineStop> {
         let [len] = self.bytes()?;
         let mut digits = [0; u8::MAX as usize];
         let digits = &mut digits[..usize::from(len)];
@@ -221,7 +221,7 @@ impl Machine<'_, '_> {
     }
 
     /// Reads a text or bytes. Their length precedes them, in `N` bytes.
-    fn text_or_bytes<const N: usize>(&mut self, opcode: u8) -> Result<(), Stop> {
+    fn text_or_bytes<const N: usize>(&mut self, opcode: u8) -> Result<(), MachineStop> {
         let len = self.number::<N>()?;
         let is_text = matches!(opcode, op::SHORT_BINUNICODE | op::BINUNICODE | op::BINUNICODE8);
         let mut short = [0; WORD_MAX_BYTES];
@@ -245,7 +245,7 @@ impl Machine<'_, '_> {
     }
 
     /// Reads `len` bytes piece by piece. Keeps them if `keep` is true, which is so for texts.
-    fn long_content(&mut self, len: u64, keep: bool) -> Result<(), Stop> {
+    fn long_content(&mut self, len: u64, keep: bool) -> Result<(), MachineStop> {
         let mut left = len;
         while left > 0 {
             let at_hand = self.input.peek()?;
@@ -263,7 +263,7 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    fn mark(&mut self) -> Result<(), Stop> {
+    fn mark(&mut self) -> Result<(), MachineStop> {
         if self.marks.len() >= self.limits.nesting {
             return Err(PickleProblem::Nesting(self.limits.nesting).into());
         }
@@ -274,17 +274,17 @@ impl Machine<'_, '_> {
 
     /// Returns the height of the stack below the last `count` values. Fails if there are fewer values above
     /// the innermost mark.
-    fn below(&self, opcode: &'static str, count: usize) -> Result<usize, Stop> {
+    fn below(&self, opcode: &'static str, count: usize) -> Result<usize, MachineStop> {
         let floor = self.marks.last().copied().unwrap_or(0);
         let height = self.stack.len().checked_sub(count);
         height.filter(|&height| height >= floor).ok_or_else(|| misses(opcode, "more values"))
     }
 
-    fn top(&self, opcode: &'static str) -> Result<Value, Stop> {
+    fn top(&self, opcode: &'static str) -> Result<Value, MachineStop> {
         self.below(opcode, 1).map(|at| self.stack[at])
     }
 
-    fn pop(&mut self, opcode: &'static str) -> Result<Value, Stop> {
+    fn pop(&mut self, opcode: &'static str) -> Result<Value, MachineStop> {
         let top = self.top(opcode)?;
         self.stack.pop();
         Ok(top)
@@ -292,14 +292,14 @@ impl Machine<'_, '_> {
 
     /// Returns the height of the stack below the last `count` values. Without a count, removes the
     /// innermost mark and returns its height.
-    fn from(&mut self, opcode: &'static str, count: Option<usize>) -> Result<usize, Stop> {
+    fn from(&mut self, opcode: &'static str, count: Option<usize>) -> Result<usize, MachineStop> {
         match count {
             Some(count) => self.below(opcode, count),
             None => self.marks.pop().ok_or_else(|| misses(opcode, "a mark")),
         }
     }
 
-    fn tuple(&mut self, opcode: &'static str, count: Option<usize>) -> Result<(), Stop> {
+    fn tuple(&mut self, opcode: &'static str, count: Option<usize>) -> Result<(), MachineStop> {
         let from = self.from(opcode, count)?;
         let tuple = self.heap.tuple(&self.stack[from..])?;
         self.stack.truncate(from);
@@ -307,13 +307,13 @@ impl Machine<'_, '_> {
     }
 
     /// Returns the value just below height `from`. It must be above the innermost mark.
-    fn under(&self, opcode: &'static str, from: usize) -> Result<Value, Stop> {
+    fn under(&self, opcode: &'static str, from: usize) -> Result<Value, MachineStop> {
         let floor = self.marks.last().copied().unwrap_or(0);
         let at = from.checked_sub(1).filter(|&at| at >= floor);
         at.map(|at| self.stack[at]).ok_or_else(|| misses(opcode, "a container"))
     }
 
-    fn append(&mut self, opcode: &'static str, count: Option<usize>) -> Result<(), Stop> {
+    fn append(&mut self, opcode: &'static str, count: Option<usize>) -> Result<(), MachineStop> {
         let from = self.from(opcode, count)?;
         let list = self.under(opcode, from)?;
         if !matches!(self.heap.view(list), View::List(_)) {
@@ -324,7 +324,7 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    fn set_items(&mut self, opcode: &'static str, count: Option<usize>) -> Result<(), Stop> {
+    fn set_items(&mut self, opcode: &'static str, count: Option<usize>) -> Result<(), MachineStop> {
         let from = self.from(opcode, count)?;
         let dict = self.under(opcode, from)?;
         if !matches!(self.heap.view(dict), View::Dict(_)) {
@@ -339,13 +339,13 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    fn put<const N: usize>(&mut self, opcode: &'static str) -> Result<(), Stop> {
+    fn put<const N: usize>(&mut self, opcode: &'static str) -> Result<(), MachineStop> {
         let index = self.number::<N>()?;
         let top = self.top(opcode)?;
         self.remember(index, top)
     }
 
-    fn remember(&mut self, index: u64, value: Value) -> Result<(), Stop> {
+    fn remember(&mut self, index: u64, value: Value) -> Result<(), MachineStop> {
         let place = usize::try_from(index).unwrap_or(usize::MAX);
         if let Some(entry) = self.dense.get_mut(place) {
             *entry = value;
@@ -361,7 +361,7 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    fn recall<const N: usize>(&mut self) -> Result<(), Stop> {
+    fn recall<const N: usize>(&mut self) -> Result<(), MachineStop> {
         let index = self.number::<N>()?;
         let dense = usize::try_from(index).ok().and_then(|place| self.dense.get(place));
         let value = dense.or_else(|| self.sparse.get(&index)).copied();
