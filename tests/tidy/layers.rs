@@ -76,7 +76,7 @@ fn layer_of(path: &str) -> Option<&str> {
 
 /// The files and folders of `crates/ffi/src` in the order of `ARCHITECTURE.md`: each uses only earlier ones.
 /// The functions for PyTorch are the last, so no other file uses them.
-const FFI: [&str; 25] = [
+const FFI: [&str; 26] = [
     "gate",
     "guard",
     "pointers",
@@ -84,6 +84,7 @@ const FFI: [&str; 25] = [
     "messages",
     "device",
     "uncached",
+    "advice",
     "instance",
     "table",
     "fork",

@@ -23,8 +23,8 @@ const ENTRIES_MAX: usize = 200_000;
 const NAMED: usize = 3;
 
 /// Enables the key `advise_on_oom:True` for the allocators of this process. The command line and the C
-/// library, if it has its feature `advise`, call this. A Rust program calls it before it builds an allocator with that
-/// key.
+/// library, if it has its feature `advise`, call this. A Rust program calls it before it builds an
+/// allocator with that key.
 ///
 /// Each search uses a new `P`. Its clock ends the search after 4 seconds; without a clock
 /// ([`Silent`](stratalloc_recording::Silent)) all settings are tried, at most 19.

@@ -1,4 +1,4 @@
-//! Makes the answer.
+//! Makes the answer about a recording from its moments, its limit and the search for settings.
 
 use super::{
     Answer, CodeFigures, FrameFigures, HeapFigures, HolderList, LimitFigures, MainCauses,
@@ -21,8 +21,8 @@ use crate::words::{Summary, remarks};
 use stratalloc::config::Config;
 use stratalloc_recording::{Frame, FrameKind, Progress, ReplayError, StackId};
 
-/// Answers a question about a recording. Replays it many times if settings are searched. `name` is the name to
-/// show. `progress` gets the number of settings done and the number known so far, and can cancel the search.
+/// Answers a question about a recording. Replays it many times if settings are searched. `name` is the name
+/// to show. `progress` gets the number of settings done and the number known so far, and can cancel.
 ///
 /// # Errors
 ///

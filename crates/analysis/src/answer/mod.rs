@@ -106,7 +106,8 @@ pub struct Answer {
     pub least_need_bytes: Option<u64>,
     /// The peak of live bytes, as requested; `null` without a history.
     pub live_peak_bytes: Option<u64>,
-    /// The number of requests that failed, or would fail with the memory that is set; `null` without a history.
+    /// The number of requests that failed, or would fail with the memory that is set; `null` without a
+    /// history.
     pub failures: Option<u64>,
     /// The settings that were searched, the smallest need first, and last a model of the driver's pools.
     pub tried: Vec<Setting>,
