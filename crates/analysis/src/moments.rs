@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::causes::{Moment, Picture};
 use super::dump::Dump;
-use super::lives::{COLUMNS, Lives};
+use super::lives::Lives;
 use super::recording::{Memory, Recording};
 use super::repeated::repeated;
 use super::streams::Streams;
@@ -33,13 +33,14 @@ pub(super) fn room_of(recording: &Recording, config: &Config) -> Capacity {
     if limited { Capacity::Limited } else { Capacity::Endless }
 }
 
-/// Returns the lifetimes of the recorded events. `config` is the recorded configuration, if it is known.
+/// Returns the lifetimes of the recorded events, with at most `columns` columns of a time line. `config` is the
+/// recorded configuration, if it is known.
 #[must_use]
-pub fn lives_of(trace: &Trace, config: Option<&Config>, memory: &Memory) -> Lives {
+pub fn lives_of(trace: &Trace, config: Option<&Config>, memory: &Memory, columns: usize) -> Lives {
     let config = config.cloned().unwrap_or_default().with_compat(Compat::PyTorch);
     let default = stratalloc_sim::SimOptions::default().total_bytes;
     let total_bytes = memory.total_bytes.unwrap_or(0).max(default);
-    Lives::of(trace, config.settings(), total_bytes, COLUMNS)
+    Lives::of(trace, config.settings(), total_bytes, columns)
 }
 
 /// The events that a picture of a recording shows, and the lifetimes in them.
@@ -54,22 +55,23 @@ pub struct Timeline<'a> {
 }
 
 impl<'a> Timeline<'a> {
-    /// Returns the recorded events; for a log of requests, those of a replay.
+    /// Returns the recorded events; for a log of requests, those of a replay. The time line has at most
+    /// `columns` columns.
     ///
     /// # Errors
     ///
     /// [`ReplayError`] when the replay fails for a reason other than memory.
-    pub fn recorded(recording: &'a Recording) -> Result<Self, ReplayError> {
+    pub fn recorded(recording: &'a Recording, columns: usize) -> Result<Self, ReplayError> {
         let trace = &recording.trace;
         if recording.no_history.is_some() {
             // Only the layout at the end is known.
             let (events, annotations) = (Vec::new(), Vec::new());
             let end = Trace { events, annotations, ..trace.clone() };
-            return Ok(Self::of(Cow::Owned(end), recording, false));
+            return Ok(Self::of(Cow::Owned(end), recording, false, columns));
         }
         match trace.requests_only {
-            true => Self::replayed(recording),
-            false => Ok(Self::of(Cow::Borrowed(trace), recording, false)),
+            true => Self::replayed(recording, columns),
+            false => Ok(Self::of(Cow::Borrowed(trace), recording, false, columns)),
         }
     }
 
@@ -79,17 +81,17 @@ impl<'a> Timeline<'a> {
         if !recording.is_memory_set || recording.trace.requests_only {
             return Ok(None);
         }
-        let replayed = Self::replayed(recording)?;
+        let replayed = Self::replayed(recording, 1)?;
         // A model of the driver's own pools has no events.
         Ok(Some(replayed).filter(|timeline| timeline.lives.events > 0))
     }
 
-    fn replayed(recording: &'a Recording) -> Result<Self, ReplayError> {
-        Ok(Self::of(Cow::Owned(repeated(recording)?), recording, true))
+    fn replayed(recording: &'a Recording, columns: usize) -> Result<Self, ReplayError> {
+        Ok(Self::of(Cow::Owned(repeated(recording)?), recording, true, columns))
     }
 
-    fn of(trace: Cow<'a, Trace>, recording: &Recording, is_replay: bool) -> Self {
-        let lives = lives_of(&trace, recording.config.as_ref(), &recording.memory);
+    fn of(trace: Cow<'a, Trace>, recording: &Recording, is_replay: bool, columns: usize) -> Self {
+        let lives = lives_of(&trace, recording.config.as_ref(), &recording.memory, columns);
         Self { trace, lives, is_replay }
     }
 }

@@ -7,6 +7,7 @@ use clap::Args;
 
 use stratalloc::config::shown;
 use stratalloc::files::NewFile;
+use stratalloc_analysis::lives::COLUMNS;
 use stratalloc_analysis::{Question, Recording, Timeline, answer, counted_as, curves};
 use stratalloc_page::{Drawn, HOLDERS, PAGE_BYTES};
 use stratalloc_recording::Trace;
@@ -54,6 +55,7 @@ pub(crate) fn run(args: &ReportArguments) -> Result<Outcome> {
         advice: args.search.options(),
         settings: args.recordings.parse_confs(&args.extra.conf)?,
         holders: HOLDERS,
+        frames: false,
         ..Question::default()
     };
     let target = Target::open(&output)?;
@@ -109,7 +111,7 @@ fn add(
     let question = Question { is_searched, ..question.clone() };
     let mut terminal = Terminal::new(1, &format!("trying settings on {}", shown(name)));
     let found = answer(name, &recording, &question, &mut terminal)?;
-    let timeline = Timeline::recorded(&recording)?;
+    let timeline = Timeline::recorded(&recording, COLUMNS)?;
     let curves = &curves(&recording, &timeline.lives, &found, &question)?;
     report.add(&Drawn { answer: &found, timeline: &timeline, curves, notes: &notes });
     Ok(())

@@ -7,7 +7,7 @@ use stratalloc::config::Config;
 use stratalloc::history::{Action, BlockStateName, SegmentLayout};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::{MIB, PoolKind};
-use stratalloc_analysis::lives::{Lives, NEVER};
+use stratalloc_analysis::lives::{COLUMNS, Lives, NEVER};
 use stratalloc_analysis::{Figures, Memory, Question, Recording, described, lives_of};
 use stratalloc_recording::{Limits, Trace, TraceEvent, reader};
 
@@ -18,7 +18,7 @@ fn shipped(name: &str) -> Trace {
 
 fn lives(trace: &Trace) -> Lives {
     let config = Config::parse(&trace.conf, &stratalloc::registry::key_table()).unwrap_or_default();
-    lives_of(trace, Some(&config), &Memory::default())
+    lives_of(trace, Some(&config), &Memory::default(), COLUMNS)
 }
 
 /// Returns the layout without the requested sizes of free blocks, which are not compared.
@@ -153,7 +153,7 @@ fn sheet_of(trace: &Trace, most: usize) -> Option<(String, serde_json::Value)> {
     let recording = recording_of(trace);
     let question = Question { holders: HOLDERS, ..Question::default() };
     let answer = &described("</script><img src=x>", &recording, &question).unwrap();
-    let timeline = &Timeline::recorded(&recording).unwrap();
+    let timeline = &Timeline::recorded(&recording, COLUMNS).unwrap();
     let text = sheet::sheet(&Drawn { answer, timeline, curves: &[], notes: &[] }, most)?;
     let value = serde_json::from_str(&text).unwrap();
     Some((text, value))

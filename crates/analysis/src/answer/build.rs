@@ -43,7 +43,7 @@ pub fn answer(
         .map(|bytes| advice.cheapest_within(recording, *bytes, progress))
         .collect::<Result<_, _>>()?;
     let asked = asked(recording, question, &advice, progress)?;
-    let timeline = Timeline::recorded(recording)?;
+    let timeline = Timeline::recorded(recording, 1)?;
     let moments = Moments::of(recording, &timeline)?;
     let mut all = facts(name, recording, question, &timeline.lives, &moments)?;
     all.verdict = advice.verdict(recording, moments.main());
@@ -102,7 +102,7 @@ pub fn described(
     recording: &Recording,
     question: &Question,
 ) -> Result<Answer, ReplayError> {
-    let timeline = Timeline::recorded(recording)?;
+    let timeline = Timeline::recorded(recording, 1)?;
     let moments = Moments::of(recording, &timeline)?;
     facts(name, recording, question, &timeline.lives, &moments)
 }
@@ -253,7 +253,7 @@ impl Lists<'_> {
             asked_for_by: row.asked_for_by,
             category: row.caller.and_then(|caller| self.callers.category_name(caller)),
             lived_before: row.holder.lived_before,
-            frames: row.holder.stack.map(|stack| self.frames(stack)),
+            frames: row.holder.stack.filter(|_| self.question.frames).map(|s| self.frames(s)),
             holder: row.holder,
         });
         HolderList {

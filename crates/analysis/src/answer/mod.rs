@@ -41,6 +41,8 @@ pub struct Question {
     pub compared: Compared,
     /// The number of callers, and of sizes, that are listed for a moment.
     pub holders: usize,
+    /// Whether the frames of the callers are listed.
+    pub frames: bool,
 }
 
 impl Default for Question {
@@ -52,6 +54,7 @@ impl Default for Question {
             within_bytes: Vec::new(),
             compared: Compared::Code,
             holders: 10,
+            frames: true,
         }
     }
 }
@@ -339,7 +342,8 @@ pub struct CodeFigures {
     pub category: Option<&'static str>,
     /// Whether they were allocated before the recording began.
     pub lived_before: bool,
-    /// The frames of the stack that holds the most of them, innermost first; `null` if it was not recorded.
+    /// The frames of the stack that holds the most of them, innermost first; `null` if it was not recorded
+    /// or not asked for.
     pub frames: Option<Vec<FrameFigures>>,
 }
 
