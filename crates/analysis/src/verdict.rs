@@ -22,7 +22,7 @@ use stratalloc_recording::{NoHistory, Op};
 /// keys is chosen.
 const ALIKE: f64 = 0.005;
 
-/// The result of a search for settings, as numbers. [`words`](crate::words) has the sentences.
+/// The result of a search for settings, as numbers. `words` has the sentences.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Verdict {

@@ -12,7 +12,7 @@ const LIST: [&str; 2] = ["<!-- numbers -->\n", "<!-- end -->"];
 /// Compares a file with its contents. If `STRATALLOC_WRITE_SCHEMA` is set, writes it instead.
 fn is_current(path: &Path, contents: &str) {
     if std::env::var_os("STRATALLOC_WRITE_SCHEMA").is_some() {
-        std::fs::write(path, contents).unwrap();
+        std::fs::write(path, contents).expect("it is there");
     }
     let written = std::fs::read_to_string(path).unwrap_or_default();
     assert!(written == contents, "{}: STRATALLOC_WRITE_SCHEMA=1 writes it", path.display());
@@ -20,10 +20,11 @@ fn is_current(path: &Path, contents: &str) {
 
 #[test]
 fn the_schema_and_the_list_of_numbers_in_the_docs_are_those_of_the_program() {
-    let schema = serde_json::to_string_pretty(&stratalloc_analysis::schema()).unwrap() + "\n";
+    let schema =
+        serde_json::to_string_pretty(&stratalloc_analysis::schema()).expect("it is there") + "\n";
     is_current(&root().join("docs/answer.schema.json"), &schema);
     let path = root().join("docs/answer.md");
-    let text = std::fs::read_to_string(&path).unwrap();
+    let text = std::fs::read_to_string(&path).expect("it is there");
     let (before, rest) = text.split_once(LIST[0]).expect("the list begins");
     let (_, after) = rest.split_once(LIST[1]).expect("the list ends");
     let row =
@@ -105,11 +106,11 @@ fn faults(value: &Value, schema: &Value, root: &Value, at: &str) -> Vec<String> 
 /// Returns recordings of all kinds, the short ones first; in a full run, all.
 fn recordings() -> Vec<PathBuf> {
     let folders = ["tests/cases", "tests/traces"].map(|folder| root().join(folder));
-    let files = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
-    let paths = files.map(|entry| entry.unwrap().path());
+    let files = folders.iter().flat_map(|folder| std::fs::read_dir(folder).expect("it is there"));
+    let paths = files.map(|entry| entry.expect("it is there").path());
     let mut all: Vec<PathBuf> =
         paths.filter(|path| path.to_string_lossy().ends_with(".pickle.xz")).collect();
-    all.sort_by_key(|path| std::fs::metadata(path).unwrap().len());
+    all.sort_by_key(|path| std::fs::metadata(path).expect("it is there").len());
     all.truncate(if runs(1) > 1 { usize::MAX } else { 24 });
     all
 }
@@ -127,7 +128,7 @@ fn in_python(path: &str) -> Option<Value> {
         .output()
         .ok()?;
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    Some(serde_json::from_slice(&done.stdout).unwrap())
+    Some(serde_json::from_slice(&done.stdout).expect("it is there"))
 }
 
 /// Compares what the text, the JSON, the page and Python state about each recording.
@@ -137,15 +138,15 @@ fn text_json_page_and_python_state_the_same_figures() {
     let folder = Folder::new("answers");
     let page = folder.path("page.html");
     for file in recordings() {
-        let path = file.to_str().unwrap();
-        let name = file.file_name().unwrap().to_string_lossy().into_owned();
+        let path = file.to_str().expect("it is there");
+        let name = file.file_name().expect("it is there").to_string_lossy().into_owned();
         let json = ok(&["advise", path, "--quick", "--json"]).json();
         let mut answer = json.clone();
-        answer.as_object_mut().unwrap().remove("assertions");
+        answer.as_object_mut().expect("it is there").remove("assertions");
         assert_eq!(faults(&answer, &schema, &schema, ""), [""; 0], "{name}");
         let text = ok(&["advise", path, "--quick"]).stdout;
         ok(&["report", path, "--quick", "-o", &page]);
-        let html = std::fs::read_to_string(&page).unwrap();
+        let html = std::fs::read_to_string(&page).expect("it is there");
         let [data] = &super::report::recordings(&html)[..] else { panic!("{name}") };
         agree(&name, &json, &text, data);
         if let Some(python) = in_python(path) {
@@ -160,12 +161,18 @@ fn agree(name: &str, json: &Value, text: &str, data: &Value) {
     // The headline, and the explanation of each moment.
     assert_eq!(data["advice"]["sentence"], json["sentence"], "{name}");
     assert_eq!(data["headline"]["memory"], json["memory"], "{name}");
-    let begin = json["sentence"].as_str().unwrap().split(". ").next().unwrap().to_owned();
+    let begin = json["sentence"]
+        .as_str()
+        .expect("it is there")
+        .split(". ")
+        .next()
+        .expect("it is there")
+        .to_owned();
     assert!(text.contains(&begin), "{name}: {begin}\n{text}");
     let pictures = list(&data["advice"]["pictures"]);
     assert_eq!(pictures[0]["sentence"], json["causes"]["why"], "{name}");
     for picture in &pictures {
-        assert!(text.contains(picture["sentence"].as_str().unwrap()), "{name}");
+        assert!(text.contains(picture["sentence"].as_str().expect("it is there")), "{name}");
     }
     // The needs.
     let needs = &json["recorded"]["needs_bytes"];
@@ -173,7 +180,7 @@ fn agree(name: &str, json: &Value, text: &str, data: &Value) {
     let recorded = rows.iter().find(|row| row["recorded"] == true);
     assert_eq!(recorded.map(|row| &row["needs_bytes"]), has_history.then_some(needs), "{name}");
     if let Some(bytes) = needs.as_u64() {
-        let row = text.lines().find(|line| line.contains("as recorded:")).unwrap();
+        let row = text.lines().find(|line| line.contains("as recorded:")).expect("it is there");
         let mib = bytes.div_ceil(MIB).to_string();
         assert!(row.replace(',', "").contains(&mib), "{name}: {mib} in {row}");
     }
@@ -192,20 +199,21 @@ fn agree(name: &str, json: &Value, text: &str, data: &Value) {
     }
     if has_history {
         let peak = |which: &str| moments.iter().find(|moment| moment["moment"] == which);
-        let reserved = peak("peak of reserved bytes").unwrap();
+        let reserved = peak("peak of reserved bytes").expect("it is there");
         assert_eq!(data["peak_reserved"]["bytes"], reserved["reserved_bytes"], "{name}");
-        let live = peak("peak of live bytes").unwrap();
+        let live = peak("peak of live bytes").expect("it is there");
         assert_eq!(data["peak_live"]["bytes"], live["holders"]["requested_bytes"], "{name}");
     }
     // The largest holder.
     let holders = &json["holders"];
-    let mib = |bytes: &Value| format!("{:.1} MiB", bytes.as_f64().unwrap() / MIB as f64);
+    let mib =
+        |bytes: &Value| format!("{:.1} MiB", bytes.as_f64().expect("it is there") / MIB as f64);
     assert!(
         text.contains(&format!("hold {}:", mib(&holders["requested_bytes"]))),
         "{name}\n{text}"
     );
     for row in list(&holders["by_stack"]).iter().take(3).filter(|_| holders["has_stacks"] == true) {
-        assert!(text.contains(row["asked_for_by"].as_str().unwrap()), "{name}: {row}");
+        assert!(text.contains(row["asked_for_by"].as_str().expect("it is there")), "{name}: {row}");
     }
 }
 
