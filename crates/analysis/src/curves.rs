@@ -57,7 +57,9 @@ pub fn curves(
         let curve = |room| curve(recording, &config, room, &columns);
         let at_need =
             setting.needs_bytes.map(|total_bytes| curve(Capacity::Device { total_bytes }));
-        let is_same = |(_, asked): &(String, Config)| asked.settings() == config.settings();
+        let is_same = |(_, asked): &(String, Config)| {
+            without_files(asked).settings() == without_files(&config).settings()
+        };
         Ok(Curve {
             setting: setting.clone(),
             is_recorded: setting.conf == recorded.conf,

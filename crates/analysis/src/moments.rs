@@ -20,8 +20,6 @@ pub struct Moments {
     /// The moments. The most important one is first: the first failure; without one, the peak of live bytes;
     /// without a history, the moment of the dump.
     pub pictures: Vec<Picture>,
-    /// Whether they are those of a replay with the memory that the caller set.
-    pub is_replay: bool,
 }
 
 /// Returns the capacity of replays that show the recorded program's memory.
@@ -33,8 +31,8 @@ pub(super) fn room_of(recording: &Recording, config: &Config) -> Capacity {
     if limited { Capacity::Limited } else { Capacity::Endless }
 }
 
-/// Returns the lifetimes of the recorded events, with at most `columns` columns of a time line. `config` is the
-/// recorded configuration, if it is known.
+/// Returns the lifetimes of the recorded events, with at most `columns` columns of a time line. `config` is
+/// the recorded configuration, if it is known.
 #[must_use]
 pub fn lives_of(trace: &Trace, config: Option<&Config>, memory: &Memory, columns: usize) -> Lives {
     let config = config.cloned().unwrap_or_default().with_compat(Compat::PyTorch);
@@ -75,15 +73,22 @@ impl<'a> Timeline<'a> {
         }
     }
 
-    /// Returns the events that the program would have with the memory that the caller set; the recorded ones
-    /// if none was set.
-    fn judged(recording: &'a Recording) -> Result<Option<Self>, ReplayError> {
-        if !recording.is_memory_set || recording.trace.requests_only {
-            return Ok(None);
+    /// Returns the events from which moments are taken: if the caller set the memory, those of a replay with
+    /// that memory, else the recorded ones. The time line has one column.
+    ///
+    /// # Errors
+    ///
+    /// [`ReplayError`] when a replay fails for a reason other than memory.
+    pub fn judged(recording: &'a Recording) -> Result<Self, ReplayError> {
+        let is_replayed = recording.is_memory_set && recording.no_history.is_none();
+        if is_replayed && !recording.trace.requests_only {
+            let replayed = Self::replayed(recording, 1)?;
+            // A model of the driver's own pools has no events.
+            if replayed.lives.events > 0 {
+                return Ok(replayed);
+            }
         }
-        let replayed = Self::replayed(recording, 1)?;
-        // A model of the driver's own pools has no events.
-        Ok(Some(replayed).filter(|timeline| timeline.lives.events > 0))
+        Self::recorded(recording, 1)
     }
 
     fn replayed(recording: &'a Recording, columns: usize) -> Result<Self, ReplayError> {
@@ -97,19 +102,14 @@ impl<'a> Timeline<'a> {
 }
 
 impl Moments {
-    /// Finds the moments of a recording. `timeline` has its recorded events. If the caller set the memory,
-    /// they are those of a replay with that memory.
-    ///
-    /// # Errors
-    ///
-    /// [`ReplayError`] when the replay fails for a reason other than memory.
-    pub fn of(recording: &Recording, timeline: &Timeline<'_>) -> Result<Self, ReplayError> {
+    /// Finds the moments of a recording in a timeline of its events.
+    #[must_use]
+    pub fn of(recording: &Recording, timeline: &Timeline<'_>) -> Self {
         if recording.no_history.is_some() {
             let pictures = vec![Dump::of(&recording.trace).picture];
-            return Ok(Self { pictures, ..Self::default() });
+            return Self { pictures, ..Self::default() };
         }
-        let judged = Timeline::judged(recording)?;
-        let lives = &judged.as_ref().unwrap_or(timeline).lives;
+        let lives = &timeline.lives;
         let failure = lives.failures.first().map(|one| (Moment::FirstFailure, one.moment));
         let others = [
             (Moment::PeakLive, lives.peak_live.moment),
@@ -118,8 +118,7 @@ impl Moments {
         ];
         let all = failure.into_iter().chain(others);
         let pictures = all.map(|(which, at)| Picture::at(recording, lives, which, at)).collect();
-        let streams = Streams::of(&recording.workload);
-        Ok(Self { streams, pictures, is_replay: judged.is_some() })
+        Self { streams: Streams::of(&recording.workload), pictures }
     }
 
     /// Returns the most important moment.

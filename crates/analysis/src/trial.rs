@@ -105,6 +105,12 @@ pub fn measure(
     Ok(if second.run.ooms <= trial.run.ooms { second } else { trial })
 }
 
+/// Returns true if the number of failed requests is that of a replay, because the caller set the memory.
+pub(crate) fn failures_are_replayed(recording: &Recording) -> bool {
+    let by_total = recording.limit.is_some_and(|l| l.source == LimitSource::TotalMemory);
+    recording.memory.fraction.is_some() || by_total
+}
+
 /// Returns the number of requests that got no memory under the recorded configuration: as recorded or, if
 /// the caller set the memory, in a replay with it.
 ///
@@ -112,8 +118,7 @@ pub fn measure(
 ///
 /// The same as [`measure`].
 pub fn failed_requests(recording: &Recording) -> Result<u64, ReplayError> {
-    let by_total = recording.limit.is_some_and(|l| l.source == LimitSource::TotalMemory);
-    if recording.memory.fraction.is_none() && !by_total {
+    if !failures_are_replayed(recording) {
         return Ok(recording.figures.ooms);
     }
     let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);

@@ -45,8 +45,8 @@ pub enum Verdict {
     },
     /// No setting is worth its cost.
     NotWorthIt {
-        /// The need as recorded, in bytes.
-        needs_bytes: u64,
+        /// The need as recorded, in bytes; `None` if no device suffices.
+        before_bytes: Option<u64>,
         /// The least need of all settings, in bytes.
         least_bytes: u64,
         /// The share of the recorded time that the device calls of the setting with the least need add.
@@ -68,15 +68,18 @@ pub enum Verdict {
     },
     /// The recording has no history, so no setting follows from it.
     NoHistory(NoHistory),
-    /// No setting was searched.
-    NotSearched,
+    /// No setting was searched besides the recorded one.
+    NotSearched {
+        /// The reason, as a sentence.
+        why: String,
+    },
 }
 
 /// The peak of live bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct LivePeak {
     /// In bytes, as requested.
-    pub bytes: u64,
+    pub live_bytes: u64,
     /// Whether a request that failed is part of it.
     pub with_failed: bool,
 }
@@ -142,7 +145,7 @@ pub enum Hindrance {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct CodeBytes {
     /// The requested bytes.
-    pub bytes: u64,
+    pub requested_bytes: u64,
     /// The label of the code, if its stack was recorded.
     pub code: Option<String>,
 }
@@ -151,7 +154,7 @@ pub struct CodeBytes {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct LargestHolder {
     /// The requested bytes of its blocks.
-    pub bytes: u64,
+    pub held_bytes: u64,
     /// The number of its blocks.
     pub blocks: u64,
     /// The label of the code; `None` if no stacks were recorded.
@@ -169,7 +172,7 @@ impl Verdict {
             Self::NotWorthIt { .. } => "not worth it",
             Self::CannotHelp { .. } => "cannot help",
             Self::NoHistory(_) => "no history",
-            Self::NotSearched => "not searched",
+            Self::NotSearched { .. } => "not searched",
         }
     }
 }
@@ -247,7 +250,7 @@ impl Advice {
     fn not_worth(&self, least: &Tried, recording: &Recording) -> Verdict {
         let more_ns = least.device_ns().saturating_sub(self.recorded.device_ns());
         Verdict::NotWorthIt {
-            needs_bytes: needs(&self.recorded),
+            before_bytes: self.recorded.need.needs_bytes,
             least_bytes: needs(least),
             more_time: time_share(more_ns, recording),
             live: LivePeak::of(recording),
@@ -271,7 +274,7 @@ impl LivePeak {
     pub(super) fn of(recording: &Recording) -> Self {
         let served_bytes = Streams::of(&recording.workload).peak_live_bytes;
         let bytes = recording.live_peak_bytes;
-        Self { bytes, with_failed: bytes > served_bytes }
+        Self { live_bytes: bytes, with_failed: bytes > served_bytes }
     }
 }
 
@@ -282,11 +285,11 @@ fn cannot_help(least: Option<&Tried>, recording: &Recording, main: Option<&Pictu
     // Another holder is not to blame where the request alone is too large, or where the limit is not known.
     if !matches!(why, Hindrance::Undecided { .. } | Hindrance::LargeRequest { .. }) {
         largest_holder = main.and_then(|main| LargestHolder::of(&main.holders, &callers));
-        let held_bytes = largest_holder.as_ref().map_or(0, |holder| holder.bytes);
+        let held_bytes = largest_holder.as_ref().map_or(0, |holder| holder.held_bytes);
         let failed = main.and_then(|main| main.failed);
         failed_request =
             failed.filter(|failed| failed.requested_bytes >= held_bytes).map(|failed| CodeBytes {
-                bytes: failed.requested_bytes,
+                requested_bytes: failed.requested_bytes,
                 code: callers.code_of(failed.stack),
             });
     }
@@ -302,7 +305,7 @@ fn hindrance(least: Option<&Tried>, recording: &Recording, callers: &Callers<'_>
     if let Some((request, has_failed)) = request_beyond(limit, recording, callers) {
         return Hindrance::LargeRequest { request, has_failed, limit };
     }
-    match live.bytes >= limit.below_bytes.unwrap_or(limit.bytes.saturating_add(1)) {
+    match live.live_bytes >= limit.below_bytes.unwrap_or(limit.bytes.saturating_add(1)) {
         true => Hindrance::LiveBytes { live, limit },
         false => Hindrance::Needs { least_bytes: least.map(needs), limit },
     }
@@ -321,7 +324,8 @@ fn request_beyond(
     });
     let (bytes, has_failed, id) = requests.rev().max_by_key(|(bytes, ..)| *bytes)?;
     let code = || callers.code_of(stack_of(recording, id));
-    (bytes > limit.highest_bytes()).then(|| (CodeBytes { bytes, code: code() }, has_failed))
+    (bytes > limit.highest_bytes())
+        .then(|| (CodeBytes { requested_bytes: bytes, code: code() }, has_failed))
 }
 
 impl LargestHolder {
@@ -331,11 +335,16 @@ impl LargestHolder {
             && let Some(row) = holders.by_code(callers, usize::MAX).into_iter().next()
         {
             let (bytes, blocks) = (row.holder.requested_bytes, row.holder.blocks);
-            return Some(Self { bytes, blocks, code: Some(row.asked_for_by), each_bytes: None });
+            return Some(Self {
+                held_bytes: bytes,
+                blocks,
+                code: Some(row.asked_for_by),
+                each_bytes: None,
+            });
         }
         let class = holders.by_size.first()?;
         let (bytes, blocks) = (class.requested_bytes, class.blocks);
-        Some(Self { bytes, blocks, code: None, each_bytes: Some(class.each_bytes) })
+        Some(Self { held_bytes: bytes, blocks, code: None, each_bytes: Some(class.each_bytes) })
     }
 }
 

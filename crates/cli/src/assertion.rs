@@ -10,7 +10,7 @@ use std::str::FromStr;
 use serde_json::{Value, json};
 
 use stratalloc::size::human_bytes;
-use stratalloc_analysis::{Answer, LimitFigures, Setting, counted_as, fields, near};
+use stratalloc_analysis::{Answer, Setting, counted_as, fields, near};
 
 use super::outcome::{Outcome, Result};
 use super::show::mib;
@@ -37,6 +37,12 @@ impl Quantity {
         ("least_need", Self::LeastNeed),
         ("live_peak", Self::LivePeak),
         ("failures", Self::Failures),
+    ];
+    /// The names of the same quantities in the answer's JSON.
+    const FIELDS: [(&str, Self); 3] = [
+        ("recorded.needs_bytes", Self::Needs),
+        ("least_need_bytes", Self::LeastNeed),
+        ("live_peak_bytes", Self::LivePeak),
     ];
 }
 
@@ -103,6 +109,11 @@ pub(crate) trait ConditionBound: Clone + Send + Sync + Sized + 'static {
 
     /// Parses the bound of a number of requests.
     fn of_count(text: &str) -> Result<Self, String>;
+
+    /// Parses the bound of another number.
+    fn of_number(text: &str) -> Result<Self, String> {
+        Self::of_count(text)
+    }
 }
 
 /// The bound of a quantity of one recording.
@@ -110,6 +121,7 @@ pub(crate) trait ConditionBound: Clone + Send + Sync + Sized + 'static {
 pub(crate) enum Absolute {
     Size(Amount),
     Count(u64),
+    Number(f64),
 }
 
 impl ConditionBound for Absolute {
@@ -128,6 +140,11 @@ impl ConditionBound for Absolute {
         let count = text.parse().map_err(|_| "expected a number, as failures==0")?;
         Ok(Self::Count(count))
     }
+
+    fn of_number(text: &str) -> Result<Self, String> {
+        let number: Option<f64> = text.parse().ok().filter(|number: &f64| number.is_finite());
+        number.map(Self::Number).ok_or_else(|| "expected a number, as best.retries<=10".to_owned())
+    }
 }
 
 impl<B: ConditionBound> FromStr for Condition<B> {
@@ -141,6 +158,8 @@ impl<B: ConditionBound> FromStr for Condition<B> {
         let name = name.trim();
         let mut named = Quantity::NAMES.iter().filter(|(known, _)| names.contains(known));
         let quantity = named.find(|(known, _)| *known == name).map(|(_, quantity)| *quantity);
+        let same = Quantity::FIELDS.iter().find(|(known, _)| B::TAKES_FIELDS && *known == name);
+        let quantity = quantity.or(same.map(|(_, quantity)| *quantity));
         let is_field = || B::TAKES_FIELDS && fields().iter().any(|field| field.name == name);
         let quantity = quantity.or_else(|| is_field().then_some(Quantity::Field));
         let quantity = quantity.ok_or_else(expected)?;
@@ -153,6 +172,7 @@ impl<B: ConditionBound> FromStr for Condition<B> {
             _ => quantity == Quantity::Failures,
         };
         let bound = match quantity {
+            Quantity::Field if is_count => B::of_number(bound.trim())?,
             _ if is_count => B::of_count(bound.trim())?,
             _ if is_equality => {
                 return Err(format!("== and != are for numbers; {}", expected()));
@@ -235,7 +255,7 @@ impl Assertion {
     /// Returns the bytes such that if the recorded configuration needs at most these, no other setting
     /// must be tried. `None` if all must be.
     pub(crate) fn enough_bytes(&self, total_bytes: Option<u64>) -> Option<u64> {
-        let is_searched = self.quantity == Quantity::LeastNeed;
+        let is_searched = matches!(self.quantity, Quantity::LeastNeed | Quantity::Field);
         self.most_bytes(total_bytes).or((!is_searched).then_some(u64::MAX))
     }
 
@@ -259,6 +279,7 @@ impl Assertion {
                 Err(why) => return unjudged(&why),
             },
             Absolute::Count(count) => count,
+            Absolute::Number(number) => return self.check_field(number, found),
         };
         match self.quantity {
             Quantity::Needs if found.recorded.is_default_instead => {
@@ -274,12 +295,12 @@ impl Assertion {
             Quantity::LeastNeed => self.check_least_need(bound, total_bytes, found, setting),
             Quantity::LivePeak => self.check_live_peak(bound, found),
             Quantity::Failures => self.check_failures(bound, found),
-            Quantity::Field => self.check_field(bound, found),
+            Quantity::Field => self.check_field(bound as f64, found),
         }
     }
 
     /// Checks a condition on any number of the answer.
-    fn check_field(&self, bound: u64, found: &Answer) -> AssertionVerdict {
+    fn check_field(&self, bound: f64, found: &Answer) -> AssertionVerdict {
         let place = format!("/{}", self.name.replace('.', "/"));
         let value = json!(found).pointer(&place).and_then(Value::as_f64);
         let Some(value) = value else {
@@ -292,7 +313,7 @@ impl Assertion {
         let is_bytes = self.name.ends_with(BYTES);
         let shown = if is_bytes { format!("{} MiB", mib(value)) } else { value.to_string() };
         let sentence = format!("{} is {shown}.", self.name);
-        let judgement = self.judgement(self.operator.holds(value, bound as f64), sentence);
+        let judgement = self.judgement(self.operator.holds(value, bound), sentence);
         AssertionVerdict { judgement, value: Some(value), ..AssertionVerdict::default() }
     }
 
@@ -309,12 +330,16 @@ impl Assertion {
             0 => "no request".to_owned(),
             count => counted_as(count, "request", "requests"),
         };
-        let LimitFigures { limit_bytes, limit_certainty, .. } = &found.limit;
-        let limit = limit_bytes.filter(|_| *limit_certainty != Some("possible"));
-        let limit = limit.map(|bytes| format!(", under the limit of {} MiB", near(bytes)));
+        let limit = found
+            .limit
+            .known_bytes()
+            .map(|bytes| format!(", under the limit of {} MiB", near(bytes)));
         let limit = limit.unwrap_or_default();
-        let sentence = match *limit_certainty == Some("set") {
+        let sentence = match found.failures_are_replayed && found.limit.limit_bytes.is_some() {
             true => format!("{requests} would fail{limit} that is set."),
+            false if found.failures_are_replayed => {
+                format!("{requests} would fail without the limit.")
+            }
             false => format!("{requests} failed when it was recorded{limit}."),
         };
         let judgement = self.judgement(self.operator.holds(count, bound), sentence);
@@ -393,8 +418,10 @@ impl Assertion {
 fn without_failures(found: &Answer) -> Option<AssertionVerdict> {
     let condition: Assertion = "failures==0".parse().ok()?;
     let mut verdict = condition.check_failures(0, found);
-    let hint = " Without that limit it would fit: --memory-fraction 1 sets the limit aside.";
-    verdict.judgement.sentence += hint;
+    if found.limit.known_bytes().is_some() && !found.failures_are_replayed {
+        let hint = " Without that limit it would fit: --memory-fraction 1 sets the limit aside.";
+        verdict.judgement.sentence += hint;
+    }
     Some(verdict).filter(|verdict| verdict.judgement.outcome != Outcome::Good)
 }
 

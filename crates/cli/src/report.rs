@@ -19,9 +19,12 @@ use super::recordings::{Devices, Recordings, name_of};
 use super::show::{mib, shown_path};
 use super::{files, settings};
 
-/// For recordings with more operations than this, needs are searched and settings are replayed only on
-/// request. Logs of requests are replayed once in any case.
+/// For recordings with more operations than this, settings are searched only on request.
 const OPERATIONS_SEARCHED: usize = 1_000_000;
+
+/// The result for such a recording.
+const UNSEARCHED: &str = "Settings were not searched, because the recording has more than a million operations: run the command \
+    again with --needs, which takes minutes.";
 
 /// Write a page for a browser that shows how memory was used.
 #[derive(Args, Debug)]
@@ -108,7 +111,8 @@ fn add(
         true => Recording::new(trace, own.ok(), memory),
         false => Recording::unverified(trace, own.ok(), memory),
     };
-    let question = Question { is_searched, ..question.clone() };
+    let unsearched = (!is_searched).then_some(UNSEARCHED);
+    let question = Question { unsearched, ..question.clone() };
     let mut terminal = Terminal::new(1, &format!("trying settings on {}", shown(name)));
     let found = answer(name, &recording, &question, &mut terminal)?;
     let timeline = Timeline::recorded(&recording, COLUMNS)?;

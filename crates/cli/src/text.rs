@@ -120,7 +120,12 @@ fn write_tried(answer: &Answer, question: &Question) -> io::Result<()> {
     table(&mut out, &columns(NEED_HEADING), &rows)?;
     let (live, searched) = (answer.live_peak(), answer.searched());
     writeln!(out, "{PYTORCHS}")?;
-    writeln!(out, "{searched}; live bytes alone: {} MiB{}", mib(live.bytes as f64), live.remark())?;
+    writeln!(
+        out,
+        "{searched}; live bytes alone: {} MiB{}",
+        mib(live.live_bytes as f64),
+        live.remark()
+    )?;
     writeln!(out, "needs: the smallest device size from which on no request fails. {BESIDES}")?;
     if recorded_ms.is_some() {
         writeln!(out, "device ms: simulated; in brackets as a share of the recorded time")?;

@@ -16,7 +16,7 @@ use stratalloc_analysis::lives::{
 };
 use stratalloc_analysis::{
     Answer, Callers, CategoryBytes, Causes, Choice, Compared, Curve, HeapFigures, Holder,
-    LimitFigures, MomentCauses, MomentFigures, Setting, Timeline, counted_as, points,
+    MomentCauses, MomentFigures, Setting, Timeline, counted_as, points,
 };
 use stratalloc_recording::{Annotation, NoHistory, Owner, StackId};
 
@@ -76,6 +76,8 @@ struct HeadlineData<'a> {
 struct AdviceData<'a> {
     sentence: &'a str,
     is_searched: bool,
+    /// The number of requests that failed, or would fail with the memory that is set.
+    failures: Option<u64>,
     set: &'a [Choice],
     limit: Option<&'a str>,
     searched: Option<String>,
@@ -457,9 +459,8 @@ fn blocks(
 
 /// Returns the limit, unless it is only possible.
 fn limit_data(answer: &Answer) -> Option<LimitData> {
-    let LimitFigures { limit_bytes, limit_below_bytes, limit_certainty, .. } = answer.limit;
-    let bytes = limit_bytes.filter(|_| limit_certainty != Some("possible"))?;
-    Some(LimitData { bytes, below_bytes: limit_below_bytes })
+    let bytes = answer.limit.known_bytes()?;
+    Some(LimitData { bytes, below_bytes: answer.limit.limit_below_bytes })
 }
 
 /// The maximum number of streams and pools listed.
@@ -471,6 +472,7 @@ fn advice(answer: &Answer) -> AdviceData<'_> {
     AdviceData {
         sentence: &answer.sentence,
         is_searched,
+        failures: answer.failures,
         set: &answer.choices,
         limit: answer.limit.limit_sentence.as_deref(),
         searched: is_searched.then(|| format!("{}{cut_short}.", answer.searched())),

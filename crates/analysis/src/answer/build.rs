@@ -15,9 +15,9 @@ use crate::needs::{Need, SearchOptions};
 use crate::recording::Recording;
 use crate::streams::Streams;
 use crate::torch::ForTorch;
-use crate::trial::failed_requests;
+use crate::trial::{failed_requests, failures_are_replayed, without_files};
 use crate::verdict::Verdict;
-use crate::words::{Summary, remarks};
+use crate::words::{Summary, remarks, unknown};
 use stratalloc::config::Config;
 use stratalloc_recording::{Frame, FrameKind, Progress, ReplayError, StackId};
 
@@ -33,7 +33,7 @@ pub fn answer(
     question: &Question,
     progress: &mut dyn Progress,
 ) -> Result<Answer, ReplayError> {
-    if recording.no_history.is_some() || !question.is_searched {
+    if recording.no_history.is_some() || question.unsearched.is_some() {
         return described(name, recording, question);
     }
     let progress = &*progress;
@@ -43,20 +43,19 @@ pub fn answer(
         .map(|bytes| advice.cheapest_within(recording, *bytes, progress))
         .collect::<Result<_, _>>()?;
     let asked = asked(recording, question, &advice, progress)?;
-    let timeline = Timeline::recorded(recording, 1)?;
-    let moments = Moments::of(recording, &timeline)?;
-    let mut all = facts(name, recording, question, &timeline.lives, &moments)?;
-    all.verdict = advice.verdict(recording, moments.main());
+    let timeline = Timeline::judged(recording)?;
+    let moments = Moments::of(recording, &timeline);
+    let mut all = facts(name, recording, question, &timeline, &moments)?;
+    let is_searched = advice.tried.iter().any(|tried| tried.conf != advice.recorded.conf);
+    all.verdict = match is_searched {
+        true => advice.verdict(recording, moments.main()),
+        false => Verdict::NotSearched { why: ENOUGH.to_owned() },
+    };
     (all.headline, all.sentence) = (all.verdict.name(), all.verdict.sentence());
     let setting = |tried: &Tried| Setting::new(tried, advice.paste(tried));
     all.choice = advice.worth_it(recording).map(setting);
-    all.torch = match advice.torch {
-        ForTorch::Unknown => None,
-        ForTorch::Set(version) | ForTorch::Shown(version) => Some(version.to_string()),
-    };
     all.choices = advice.choices(recording);
     all.set = all.choices.iter().map(|choice| choice.set.clone()).collect();
-    all.not_shown = advice.unknown(recording);
     let need = &advice.recorded.need;
     all.recorded.needs_bytes = need.needs_bytes;
     all.recorded.needs_with_luck_bytes = need.with_luck_bytes;
@@ -82,7 +81,7 @@ fn asked(
     let known: Vec<Config> =
         advice.tried.iter().map(|one| advice.config_of(recording, one)).collect();
     let is_known = |(_, config): &&(String, Config)| {
-        known.iter().any(|known| known.settings() == config.settings())
+        known.iter().any(|known| known.settings() == without_files(config).settings())
     };
     let search = |(conf, config): &(String, Config)| {
         let mut need = Need::search(recording, config, &SearchOptions::QUICK, progress)?;
@@ -102,27 +101,33 @@ pub fn described(
     recording: &Recording,
     question: &Question,
 ) -> Result<Answer, ReplayError> {
-    let timeline = Timeline::recorded(recording, 1)?;
-    let moments = Moments::of(recording, &timeline)?;
-    facts(name, recording, question, &timeline.lives, &moments)
+    let timeline = Timeline::judged(recording)?;
+    let moments = Moments::of(recording, &timeline);
+    facts(name, recording, question, &timeline, &moments)
 }
 
-/// Returns an answer without a search. `lives` are those of the recorded events.
+/// Returns an answer without a search. `timeline` is the one of the moments.
 fn facts(
     name: &str,
     recording: &Recording,
     question: &Question,
-    lives: &Lives,
+    timeline: &Timeline<'_>,
     moments: &Moments,
 ) -> Result<Answer, ReplayError> {
     let callers = Callers::of(&recording.trace.stacks, question.compared);
-    let lists = Lists { recording, question, callers, is_replay: moments.is_replay };
-    let summary = summary(recording, lives, moments);
+    let lists = Lists {
+        recording,
+        question,
+        callers,
+        is_replay: timeline.is_replay && !recording.trace.requests_only,
+    };
+    let summary = summary(recording, &timeline.lives, moments);
     let verdict = match recording.no_history {
         Some(no_history) => Verdict::NoHistory(no_history),
-        None => Verdict::NotSearched,
+        None => Verdict::NotSearched { why: question.unsearched.unwrap_or_default().to_owned() },
     };
     let has_history = recording.no_history.is_none();
+    let torch = ForTorch::of(recording, question.advice.torch);
     let causes = |picture: &Picture| lists.causes(picture, &moments.streams);
     let main = moments.main().map(causes);
     let reserved = moments.reserved().map(causes).or_else(|| main.clone());
@@ -138,10 +143,10 @@ fn facts(
         memory: summary.memory,
         code: summary.code,
         choice: None,
-        torch: None,
+        torch: torch_text(torch),
         set: Vec::new(),
         choices: Vec::new(),
-        not_shown: Vec::new(),
+        not_shown: if has_history { unknown(recording, torch) } else { Vec::new() },
         remarks: remarks(recording),
         no_history: recording.no_history,
         limit: LimitFigures::of(recording),
@@ -162,6 +167,7 @@ fn facts(
         least_need_bytes: None,
         live_peak_bytes: has_history.then_some(recording.live_peak_bytes),
         failures: if has_history { Some(failed_requests(recording)?) } else { None },
+        failures_are_replayed: failures_are_replayed(recording),
         tried: Vec::new(),
         asked: Vec::new(),
         passed_over: 0,
@@ -183,6 +189,16 @@ fn facts(
     })
 }
 
+/// The result if the recorded setting met the strictest condition.
+const ENOUGH: &str = "No other setting was tried, because the recorded one needs no more than the conditions ask for.";
+
+fn torch_text(torch: ForTorch) -> Option<String> {
+    match torch {
+        ForTorch::Unknown => None,
+        ForTorch::Set(version) | ForTorch::Shown(version) => Some(version.to_string()),
+    }
+}
+
 fn summary(recording: &Recording, lives: &Lives, moments: &Moments) -> Summary {
     let Some(main) = moments.main() else { return Summary::default() };
     if recording.no_history.is_some() {
@@ -192,6 +208,12 @@ fn summary(recording: &Recording, lives: &Lives, moments: &Moments) -> Summary {
 }
 
 impl LimitFigures {
+    /// Returns the limit, in bytes, unless it is only possible.
+    #[must_use]
+    pub fn known_bytes(&self) -> Option<u64> {
+        self.limit_bytes.filter(|_| self.limit_certainty != Some("possible"))
+    }
+
     fn of(recording: &Recording) -> Self {
         let limit = recording.limit;
         Self {

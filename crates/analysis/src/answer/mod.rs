@@ -31,8 +31,8 @@ pub use schema::{Field, fields, schema};
 pub struct Question {
     /// How settings are searched.
     pub advice: AdviceOptions,
-    /// Whether to search settings at all.
-    pub is_searched: bool,
+    /// The reason why no setting is searched, as a sentence; `None` to search.
+    pub unsearched: Option<&'static str>,
     /// Settings to search besides.
     pub settings: Vec<(String, Config)>,
     /// The needs, in bytes, for which the cheapest setting is wanted.
@@ -49,7 +49,7 @@ impl Default for Question {
     fn default() -> Self {
         Self {
             advice: AdviceOptions::default(),
-            is_searched: true,
+            unsearched: None,
             settings: Vec::new(),
             within_bytes: Vec::new(),
             compared: Compared::Code,
@@ -112,6 +112,8 @@ pub struct Answer {
     /// The number of requests that failed, or would fail with the memory that is set; `null` without a
     /// history.
     pub failures: Option<u64>,
+    /// Whether `failures` are those of a replay with the memory that is set, not those recorded.
+    pub failures_are_replayed: bool,
     /// The settings that were searched, the smallest need first, and last a model of the driver's pools.
     pub tried: Vec<Setting>,
     /// The settings that the caller asked for and the search did not try.

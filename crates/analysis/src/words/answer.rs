@@ -40,7 +40,7 @@ impl Answer {
     pub fn live_peak(&self) -> LivePeak {
         let served_bytes = self.causes.as_ref().and_then(|causes| causes.live_peak_bytes);
         let (bytes, served_bytes) = (self.live_peak_bytes.unwrap_or(0), served_bytes.unwrap_or(0));
-        LivePeak { bytes, with_failed: bytes > served_bytes }
+        LivePeak { live_bytes: bytes, with_failed: bytes > served_bytes }
     }
 
     /// Without a history, returns a sentence about the request that failed, if one was recorded.

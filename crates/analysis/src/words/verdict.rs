@@ -17,10 +17,11 @@ impl Verdict {
     pub fn sentence(&self) -> String {
         match self {
             Self::CannotHelp { why, failed_request, largest_holder } => {
-                let request = failed_request.as_ref().map(|CodeBytes { bytes, code }| {
-                    let (bytes, code) = (whole_or_near(*bytes), in_code(code.as_deref()));
-                    format!(" The failed request takes the most: {bytes} MiB{code}.")
-                });
+                let request =
+                    failed_request.as_ref().map(|CodeBytes { requested_bytes: bytes, code }| {
+                        let (bytes, code) = (whole_or_near(*bytes), in_code(code.as_deref()));
+                        format!(" The failed request takes the most: {bytes} MiB{code}.")
+                    });
                 let holder = largest_holder.as_ref().map(LargestHolder::sentence);
                 why.sentence() + &request.unwrap_or_default() + &holder.unwrap_or_default()
             }
@@ -62,19 +63,22 @@ impl Verdict {
                     text_of(*under_limit)
                 )
             }
-            Self::NotWorthIt { needs_bytes, least_bytes, more_time, live, under_limit } => format!(
-                "No setting is worth its cost: the recording needs {} MiB as it is{}. The live bytes alone take \
+            Self::NotWorthIt { before_bytes, least_bytes, more_time, live, under_limit } => {
+                let before = before_bytes.unwrap_or(u64::MAX);
+                format!(
+                    "No setting is worth its cost: the recording needs {} MiB as it is{}. The live bytes alone take \
                  {}{}.",
-                mib(*needs_bytes),
-                why_not(*needs_bytes, *least_bytes, *more_time),
-                live.in_mib(),
-                text_of(*under_limit)
-            ),
+                    mib(before),
+                    why_not(before, *least_bytes, *more_time),
+                    live.in_mib(),
+                    text_of(*under_limit)
+                )
+            }
             Self::CannotHelp { why, .. } => why.sentence(),
             Self::NoHistory(no_history) => {
                 format!("{} {}", no_history.sentence(), no_history.remedy())
             }
-            Self::NotSearched => UNSEARCHED.to_owned(),
+            Self::NotSearched { why } => why.clone(),
         }
     }
 
@@ -87,10 +91,6 @@ impl Verdict {
         }
     }
 }
-
-/// The result for a recording whose settings were not searched.
-const UNSEARCHED: &str = "Settings were not searched, because the recording has more than a million operations: run the command again \
-     with --needs, which takes minutes.";
 
 fn why_not(needs_bytes: u64, least_bytes: u64, more_time: Option<f64>) -> String {
     let saved = needs_bytes.saturating_sub(least_bytes);
@@ -135,11 +135,15 @@ impl Hindrance {
         match self {
             Self::NoDevice { live } => format!(
                 "No setting that was tried runs this recording on any device: {} MiB are live at once{}.",
-                near(live.bytes),
+                near(live.live_bytes),
                 live.remark()
             ),
             Self::Undecided { refused } => format!("No setting can help: {refused}; {EITHER}."),
-            Self::LargeRequest { request: CodeBytes { bytes, code }, has_failed, limit } => {
+            Self::LargeRequest {
+                request: CodeBytes { requested_bytes: bytes, code },
+                has_failed,
+                limit,
+            } => {
                 format!(
                     "No setting can help: {} alone ({} MiB{}) is larger than the limit ({}).",
                     if *has_failed { "the failed request" } else { "one request" },
@@ -149,13 +153,13 @@ impl Hindrance {
                 )
             }
             Self::LiveBytes { live, limit } => {
-                let by = match mib_over(live.bytes, limit.highest_bytes()) {
+                let by = match mib_over(live.live_bytes, limit.highest_bytes()) {
                     0 => String::new(),
                     over => format!(" by {} MiB", grouped(over)),
                 };
                 format!(
                     "No setting can help: the live bytes alone ({} MiB{}) exceed the limit ({}){by}.",
-                    mib(live.bytes),
+                    mib(live.live_bytes),
                     live.remark(),
                     limit.in_mib()
                 )
@@ -184,7 +188,7 @@ fn mib_over(bytes: u64, limit_bytes: u64) -> u64 {
 
 impl LivePeak {
     fn in_mib(&self) -> String {
-        format!("{} MiB{}", near(self.bytes), self.remark())
+        format!("{} MiB{}", near(self.live_bytes), self.remark())
     }
 
     /// Returns what to add to the figure if it includes a request that failed.
@@ -196,7 +200,7 @@ impl LivePeak {
 
 impl LargestHolder {
     fn sentence(&self) -> String {
-        let Self { bytes, blocks, code, each_bytes } = self;
+        let Self { held_bytes: bytes, blocks, code, each_bytes } = self;
         let (held, blocks) = (near(*bytes), counted_as(*blocks, "block", "blocks"));
         match code {
             Some(code) => format!(" Largest holder: {code}, {held} MiB in {blocks}."),

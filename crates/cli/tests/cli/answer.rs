@@ -225,6 +225,11 @@ fn any_number_of_the_answer_can_be_asserted() {
         ("causes.peak_reserved.reserved_bytes<1MiB", 1),
         ("holders.blocks>=1", 0),
         ("passed_over==77", 1),
+        // The long name of a quantity means the same as the short one.
+        ("least_need<=1700MiB", 0),
+        ("least_need_bytes<=1700MiB", 0),
+        ("recorded.needs_bytes<=1700MiB", 1),
+        ("best.device_ms>0.5", 0),
         ("limit_bytes<1GiB", 2),
         ("recorded.conf==1", 2),
         ("tried==1", 2),
@@ -232,4 +237,19 @@ fn any_number_of_the_answer_can_be_asserted() {
         let done = run(&["advise", path, "--quick", "--assert", condition]);
         assert_eq!(done.code, Some(code), "{condition}: {} {}", done.stdout, done.stderr);
     }
+}
+
+#[test]
+fn sentences_under_a_set_memory_are_about_the_replay_with_that_memory() {
+    let path = &trace("serve.default");
+    let json = run(&["advise", path, "--quick", "--json", "--total-memory", "1400MiB"]).json();
+    assert_eq!(json["causes"]["is_replay"], true);
+    assert!(json["failures"].as_u64() > Some(0) && json["failures_are_replayed"] == true);
+    let memory = json["memory"].as_str().expect("a sentence");
+    let most = memory.split("reserves up to ").nth(1).and_then(|rest| rest.split(' ').next());
+    let most: Option<u64> = most.map(|mib| mib.replace(',', "").parse().expect("a number"));
+    assert!(most.is_none_or(|mib| mib <= 1400), "{memory}");
+    let args = ["--quick", "--memory-fraction", "1", "--assert", "failures==0"];
+    let done = run(&[&["advise", &trace("unet.frac045")][..], &args].concat());
+    assert!(!done.stdout.contains("when it was recorded"), "{}", done.stdout);
 }

@@ -42,7 +42,7 @@ function limitText(limit) {
 
 function showFacts(recording) {
   const fact = (name, text, bad) => element("span", { class: bad ? "bad" : null }, `${name} `, element("b", {}, text));
-  const failures = recording.failures.total;
+  const failures = recording.advice.failures ?? recording.failures.total;
   byId("facts").replaceChildren(
     fact("recording", recording.name), fact("device", String(recording.device)), fact("settings", recording.conf || "(default)"),
     ...(recording.no_history ? [fact("entries", grouped(recording.no_history.entries))] : [fact("events", grouped(recording.events)),
