@@ -27,10 +27,10 @@ pub struct Holder {
     pub requested_bytes: u64,
     /// Number of blocks.
     pub blocks: u64,
-    /// The age of the newest block: the number of requests made after its own. `None` for blocks from before
-    /// the recording, whose requests were not counted.
+    /// The age of the newest block: the number of requests made after its own. `null` in JSON for blocks
+    /// from before the recording, whose requests were not counted.
     pub newest_requests: Option<u32>,
-    /// The age of the oldest block; `None` likewise.
+    /// The age of the oldest block; `null` likewise.
     pub oldest_requests: Option<u32>,
 }
 
@@ -82,8 +82,8 @@ pub struct AgeClass {
     pub requested_bytes: u64,
     /// Number of blocks.
     pub blocks: u64,
-    /// At most this many requests followed each block; `None` for the oldest class, and for blocks from
-    /// before the recording.
+    /// At most this many requests followed each block; `null` in JSON for the oldest class, and for blocks
+    /// from before the recording.
     pub up_to_requests: Option<u32>,
     /// Whether the blocks were allocated before the recording began.
     pub lived_before: bool,

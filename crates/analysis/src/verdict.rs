@@ -34,7 +34,7 @@ pub enum Verdict {
         is_for_pytorch: bool,
         /// The need with the setting, in bytes.
         needs_bytes: u64,
-        /// The need as recorded, in bytes; `None` if no device suffices.
+        /// The need as recorded, in bytes; `null` in JSON if no device suffices.
         before_bytes: Option<u64>,
         /// The cost with the setting.
         cost: Option<Cost>,
@@ -45,7 +45,7 @@ pub enum Verdict {
     },
     /// No setting is worth its cost.
     NotWorthIt {
-        /// The need as recorded, in bytes; `None` if no device suffices.
+        /// The need as recorded, in bytes; `null` in JSON if no device suffices.
         before_bytes: Option<u64>,
         /// The least need of all settings, in bytes.
         least_bytes: u64,
@@ -133,7 +133,7 @@ pub enum Hindrance {
     },
     /// Every setting needs more than the limit.
     Needs {
-        /// The least need, in bytes; `None` if no device suffices.
+        /// The least need, in bytes; `null` in JSON if no device suffices.
         least_bytes: Option<u64>,
         /// The limit.
         #[serde(skip)]
@@ -157,7 +157,7 @@ pub struct LargestHolder {
     pub held_bytes: u64,
     /// The number of its blocks.
     pub blocks: u64,
-    /// The label of the code; `None` if no stacks were recorded.
+    /// The label of the code; `null` in JSON if no stacks were recorded.
     pub code: Option<String>,
     /// Without code: the requested bytes of each block.
     pub each_bytes: Option<u64>,

@@ -245,7 +245,7 @@ pub struct NoHistory {
     pub entries: u64,
     /// The number of recorded requests, successful or not.
     pub requests: u64,
-    /// The number of entries that are missing, if the reason is not [`Lack::Requests`].
+    /// The number of entries that are missing, if the reason is not `requests`.
     pub missing: u64,
     /// Whether this library wrote the file.
     #[serde(skip)]
