@@ -233,5 +233,5 @@ fn the_order_of_reuse_of_own_memory_does_not_depend_on_addresses() {
     for version in ["10", "11"] {
         assert_eq!(reused(&format!("compat:pytorch-2.{version}"), true), [1, 3], "2.{version}");
     }
-    assert_eq!(reused("", false), [1, 1], "the simulated device hands out rising addresses");
+    assert_eq!(reused("", false), [1, 1], "the simulated device gives rising addresses");
 }

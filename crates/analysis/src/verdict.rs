@@ -15,9 +15,11 @@ use super::holders::{Holders, stack_of};
 use super::needs::Cost;
 use super::recording::{Limit, LimitSource, Recording, RefusedWithFree};
 use super::streams::Streams;
-use super::words::{WORTH, part};
+use super::words::part;
 use stratalloc_recording::{NoHistory, Op};
 
+/// Settings that save less than this share of the need are not worth their cost.
+pub(crate) const WORTH: f64 = 0.02;
 /// Needs that differ by at most this share are treated as equal. Of these settings, the one with the fewest
 /// keys is chosen.
 const ALIKE: f64 = 0.005;
@@ -446,6 +448,16 @@ mod tests {
         );
         recording.figures.duration_us = None;
         assert_eq!(chosen(&settings(&slow), &recording), Some(1680));
+    }
+
+    #[test]
+    fn a_setting_that_fails_under_the_limit_is_not_blamed_for_its_time() {
+        let fails = tried("expandable_segments:True,compat:pytorch", 1000);
+        let fails = Tried { runs_under_limit: Some(false), ..fails };
+        let mut advice = advice(&[fails, tried("compat:pytorch", 2100)]);
+        advice.recorded.runs_under_limit = Some(true);
+        let sentence = advice.verdict(&recording(), None).sentence();
+        assert!(sentence.contains("(52 %), but the limit or the version"), "{sentence}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 
-use stratalloc_analysis::lives::{Block, Lives, Segment};
+use stratalloc_analysis::lives::{Block, FailedRequest, Lives, Segment};
 
 /// The maximum number of rows of one recording on a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,4 +216,12 @@ fn runs(lives: &Lives, moments: &[u32], kept: &[usize], small: &[usize]) -> Vec<
 /// waiting as the block is.
 fn freed_at(block: &Block, moment: u32) -> u32 {
     if moment < block.freed { moment + 1 } else { moment }
+}
+
+/// Returns the failures that the page lists: half of them are the first ones, half the last ones.
+pub(crate) fn listed_failures(lives: &Lives, most: usize) -> impl Iterator<Item = &FailedRequest> {
+    let ends = lives.failures.len().saturating_sub(most / 2);
+    let is_listed = move |at: usize| at < most - most / 2 || at >= ends;
+    let all = lives.failures.iter().enumerate();
+    all.filter(move |(at, _)| is_listed(*at)).map(|(_, failure)| failure)
 }

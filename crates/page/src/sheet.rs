@@ -7,12 +7,13 @@ use std::collections::HashMap;
 use serde::{Serialize, Serializer};
 
 use super::Drawn;
-use super::rows::{Kept, PageLimits};
+use super::rows::{Kept, PageLimits, listed_failures};
 use super::stacks::{LIVED_BEFORE, StackData, StackTable};
 use stratalloc::ids::PoolId;
 use stratalloc::size::PoolKind;
 use stratalloc_analysis::lives::{
-    Block, COLUMNS, Column, Lives, NEVER, Numbered, Peak, Segment, differences, fewer,
+    Block, COLUMNS, Column, FailedRequest, Lives, NEVER, Numbered, Peak, Segment, differences,
+    fewer,
 };
 use stratalloc_analysis::{
     Answer, Callers, CategoryBytes, Causes, Choice, Compared, Curve, HeapFigures, Holder,
@@ -381,15 +382,12 @@ fn columns_data(lives: &Lives, most: usize) -> Table {
 }
 
 fn failures(lives: &Lives, table: &StackTable, most: usize) -> FailuresData {
-    let all = &lives.failures;
-    // Half of the listed failures are the first ones, half the last ones.
-    let ends = all.len().saturating_sub(most / 2);
-    let listed = all.iter().enumerate().filter(|(at, _)| *at < most - most / 2 || *at >= ends);
-    let row = |failure: &stratalloc_analysis::lives::FailedRequest| {
+    let (all, listed) = (&lives.failures, listed_failures(lives, most));
+    let row = |failure: &FailedRequest| {
         let stack = table.place(failure.stack);
         (failure.moment, failure.requested_bytes, failure.stream, stack, failure.device_free_bytes)
     };
-    FailuresData { total: all.len(), list: listed.map(|(_, failure)| row(failure)).collect() }
+    FailuresData { total: all.len(), list: listed.map(row).collect() }
 }
 
 /// Returns the lowest address, and a common divisor of all relative addresses and sizes, by which they
@@ -586,7 +584,7 @@ fn stack_table(
             add(row.stack(), bytes * u128::from(lives.events + 1));
         }
     }
-    for failure in lives.failures.iter().take(detail.failures) {
+    for failure in listed_failures(lives, detail.failures) {
         add(failure.stack, u128::MAX / 1_000_000);
     }
     let mut stacks: Vec<_> = weight.into_iter().collect();

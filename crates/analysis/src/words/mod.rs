@@ -5,7 +5,6 @@ mod summary;
 mod verdict;
 
 pub use summary::Summary;
-pub(crate) use verdict::WORTH;
 
 use std::collections::HashMap;
 

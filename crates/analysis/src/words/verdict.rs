@@ -3,11 +3,8 @@
 use super::{counted_as, grouped, mib, near, part, whole_or_near};
 use crate::needs::Cost;
 use crate::recording::{EITHER, LimitSource};
-use crate::verdict::{CodeBytes, Hindrance, LargestHolder, LivePeak, UnderLimit, Verdict};
+use crate::verdict::{CodeBytes, Hindrance, LargestHolder, LivePeak, UnderLimit, Verdict, WORTH};
 use stratalloc::size::MIB;
-
-/// Settings that save less than this share of the need are not worth their cost.
-pub(crate) const WORTH: f64 = 0.02;
 
 impl Verdict {
     /// Returns the result as a sentence: the setting, how much memory it saves and its cost; or why no
@@ -99,13 +96,16 @@ fn why_not(needs_bytes: u64, least_bytes: u64, more_time: Option<f64>) -> String
         share if share < WORTH => {
             format!(", and the best setting saves {} MiB ({:.1} %)", near(saved), share * 100.0)
         }
-        share => format!(
-            ". The setting that needs least saves {} MiB ({:.0} %), but its device calls take {:.0} % \
-             of the recorded time more",
-            near(saved),
-            share * 100.0,
-            more_time.unwrap_or(0.0) * 100.0
-        ),
+        share => {
+            let but = match more_time.filter(|time| *time > share) {
+                Some(time) => {
+                    format!("its device calls take {:.0} % of the recorded time more", time * 100.0)
+                }
+                None => "the limit or the version of PyTorch excludes it".to_owned(),
+            };
+            let (saved, percent) = (near(saved), share * 100.0);
+            format!(". The setting that needs least saves {saved} MiB ({percent:.0} %), but {but}")
+        }
     }
 }
 
