@@ -56,14 +56,15 @@ def analyse(path, device, version, seconds):
 def _lines_of(advice):
     """Returns the lines of a report from the object that ``advise --json`` writes."""
     lines = [advice["causes"]["why"]] if advice["causes"] else []
-    if advice.get("headline") == "no history":
-        return [advice["sentence"], *lines]
+    has_history = advice.get("headline") != "no history"
     holders = advice["holders"] or {"by_stack": [], "requested_bytes": 0}
     for row in holders["by_stack"][:_HOLDERS]:
         share = 100 * row["requested_bytes"] / (holders["requested_bytes"] or 1)
         blocks = f"{row['blocks']:,} block{'' if row['blocks'] == 1 else 's'}"
         size = f"{row['requested_bytes'] / 2**20:,.1f} MiB ({share:.0f} %)"
         lines.append(f"held: {size} in {blocks}: {row['asked_for_by']}")
+    if not has_history:
+        return [advice["sentence"], *lines]
     return [*lines, advice["sentence"], *(f"set: {line}" for line in advice["set"][:1])]
 
 

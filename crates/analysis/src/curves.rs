@@ -3,7 +3,7 @@
 use super::answer::{Answer, Question, Setting};
 use super::lives::{Lives, differences};
 use super::recording::Recording;
-use super::trial::{Capacity, watch, without_files};
+use super::trial::{Capacity, Watched, watch, without_files};
 use stratalloc::config::{Compat, Config, KeyTable};
 use stratalloc_recording::{Op, ReplayError};
 
@@ -131,7 +131,7 @@ fn curve(
     let count = columns.last().map_or(0, |last| *last as usize + 1);
     let mut most: Vec<Option<u64>> = vec![None; count];
     let mut last = vec![0; count];
-    watch(recording, config, room, &|_| (), &mut |at, _, taken_bytes| {
+    watch(recording, config, room, &|_| (), &mut |Watched { at, taken_bytes, .. }| {
         let column = columns[at] as usize;
         most[column] = Some(most[column].unwrap_or(0).max(taken_bytes));
         last[column] = taken_bytes;

@@ -7,10 +7,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::causes::{Failed, Moment, Picture};
-use super::holders::{Holders, SizeClass};
+use super::holders::{Holder, Holders, SizeClass};
 use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use stratalloc::ids::StreamId;
-use stratalloc_recording::Trace;
+use stratalloc_recording::{StackId, Trace};
 
 /// Free ranges of one size on one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -30,7 +30,7 @@ pub struct FreeClass {
 /// The memory of a recording without history.
 #[derive(Clone, Debug)]
 pub struct Dump {
-    /// The reserved bytes by cause, and the holders by size. Ages are unknown.
+    /// The reserved bytes by cause, and the holders. Ages are unknown.
     pub picture: Picture,
     /// The free ranges, the largest first. At most [`Holders::LARGEST`] sizes.
     pub free: Vec<FreeClass>,
@@ -40,7 +40,7 @@ impl Dump {
     /// Reads the final layout of a trace. Uses no event except the request that failed.
     pub fn of(trace: &Trace) -> Self {
         let mut picture = Picture::of_layout(&trace.segments, Moment::Dump, 0);
-        picture.holders = Holders::of_layout(&trace.segments);
+        picture.holders = Holders::of_dump(trace);
         let failed = trace.events.iter().rev().find(|e| e.action == Action::OutOfMemory);
         picture.failed = failed.map(|event| Failed {
             requested_bytes: event.size_bytes,
@@ -70,20 +70,29 @@ fn free_of(segments: &[SegmentLayout]) -> Vec<FreeClass> {
 }
 
 impl Holders {
-    /// Returns the live blocks of a layout by size, without their code and their ages.
-    fn of_layout(segments: &[SegmentLayout]) -> Self {
+    /// Returns the live blocks of the final layout by stack and by size, without their ages.
+    fn of_dump(trace: &Trace) -> Self {
         let mut holders = Self::default();
         let mut by_size: HashMap<(u64, StreamId), u64> = HashMap::new();
-        for segment in segments {
+        let mut by_stack: HashMap<Option<StackId>, Holder> = HashMap::new();
+        for segment in &trace.segments {
             let is_live = |b: &&BlockLayout| b.state == BlockStateName::ActiveAllocated;
             for block in segment.blocks.iter().filter(is_live) {
                 holders.blocks += 1;
                 holders.requested_bytes =
                     holders.requested_bytes.saturating_add(block.requested_bytes);
                 *by_size.entry((block.requested_bytes, segment.stream)).or_default() += 1;
+                let (stack, requested_bytes) =
+                    (trace.stack_at_end(block.address), block.requested_bytes);
+                let one = Holder { stack, requested_bytes, blocks: 1, ..Holder::default() };
+                let known = by_stack.entry(stack);
+                known.and_modify(|holder| holder.add(&one)).or_insert(one);
             }
         }
         holders.by_size = SizeClass::all_of(by_size);
+        if !trace.block_stacks.is_empty() {
+            holders.by_stack = Holder::sorted(by_stack.into_values());
+        }
         holders
     }
 }

@@ -20,17 +20,17 @@ pub struct Holder {
     /// recorded for these blocks.
     #[serde(skip)]
     pub stack: Option<StackId>,
-    /// Whether the blocks were allocated before the recording began. Their stacks are not recorded.
+    /// Whether the blocks were allocated before the recording began and have no recorded stack.
     #[serde(skip)]
     pub lived_before: bool,
     /// Requested bytes.
     pub requested_bytes: u64,
     /// Number of blocks.
     pub blocks: u64,
-    /// The age of the newest block: the number of requests made after its own. `null` in JSON for blocks
-    /// from before the recording, whose requests were not counted.
+    /// The age of the newest block: the number of requests made after its own. `null` in JSON if all blocks
+    /// are from before the recording, whose requests were not counted.
     pub newest_requests: Option<u32>,
-    /// The age of the oldest block; `null` likewise.
+    /// The age of the oldest block; `null` if any block is from before the recording.
     pub oldest_requests: Option<u32>,
 }
 
@@ -96,8 +96,8 @@ pub struct Holders {
     pub blocks: u64,
     /// Requested bytes.
     pub requested_bytes: u64,
-    /// All recorded stacks that hold bytes, largest first. Then blocks whose request has no recorded
-    /// stack, and last the blocks from before the recording.
+    /// All recorded stacks that hold bytes, largest first. Then blocks without a recorded stack, and last
+    /// those of them from before the recording.
     pub by_stack: Vec<Holder>,
     /// All blocks by size and stream, the sizes that hold the most bytes first.
     pub by_size: Vec<SizeClass>,
@@ -128,15 +128,16 @@ impl Holders {
             let lived_before = lives.lived_before(block);
             let age_requests = now_requests.saturating_sub(lives.requests_until(block.born));
             let age = (!lived_before).then_some(age_requests);
+            let is_unknown = lived_before && stack.is_none();
             let one = Holder {
                 stack,
-                lived_before,
+                lived_before: is_unknown,
                 blocks: 1,
                 requested_bytes,
                 oldest_requests: age,
                 newest_requests: age,
             };
-            let known = by_stack.entry((stack, lived_before));
+            let known = by_stack.entry((stack, is_unknown));
             known.and_modify(|holder| holder.add(&one)).or_insert(one);
             let stream = lives.streams.items[block.stream as usize];
             *by_size.entry((requested_bytes, stream)).or_default() += 1;
@@ -147,8 +148,7 @@ impl Holders {
             by_age[class].blocks += 1;
             by_age[class].requested_bytes += requested_bytes;
         }
-        holders.by_stack = by_stack.into_values().collect();
-        holders.by_stack.sort_unstable_by_key(|holder| (holder.order(), holder.stack));
+        holders.by_stack = Holder::sorted(by_stack.into_values());
         holders.by_size = SizeClass::all_of(by_size);
         by_age[AGES.len() + 1].lived_before = true;
         let ends = AGES.into_iter().map(Some).chain([None, None]);
@@ -165,7 +165,7 @@ impl Holders {
     }
 
     /// Returns the live bytes by category: name, bytes and number of blocks. The last row has the blocks from
-    /// before the recording. Empty without stacks.
+    /// before the recording that have no stack. Empty without stacks.
     #[must_use]
     pub fn categories(&self, callers: &Callers<'_>) -> Vec<CategoryBytes> {
         if !self.has_stacks() {
@@ -192,7 +192,7 @@ impl Holders {
     }
 
     /// Returns the code that holds the most bytes: at most `most` callers, largest first. Then blocks
-    /// whose request has no recorded stack, and last the blocks from before the recording.
+    /// without a recorded stack, and last those of them from before the recording.
     pub fn by_code(&self, callers: &Callers<'_>, most: usize) -> Vec<CodeHolder> {
         let mut joined: HashMap<(Option<u32>, bool), Holder> = HashMap::new();
         for holder in &self.by_stack {
@@ -218,7 +218,7 @@ impl Holders {
     }
 }
 
-/// The label of blocks whose requests were not recorded.
+/// The label of blocks whose requests were not recorded, and whose stacks the final layout does not contain.
 pub(super) const LIVED_BEFORE: &str = "(lived before the recording began)";
 /// The label of blocks whose requests were recorded without a stack.
 pub(super) const NO_STACK: &str = "(no stack recorded)";
@@ -240,11 +240,22 @@ impl Holder {
         (self.requested_bytes, self.blocks)
     }
 
-    fn add(&mut self, other: &Self) {
+    /// Returns holders in the order of [`Holders::by_stack`].
+    pub(super) fn sorted(holders: impl Iterator<Item = Self>) -> Vec<Self> {
+        let mut holders: Vec<_> = holders.collect();
+        holders.sort_unstable_by_key(|holder| (holder.order(), holder.stack));
+        holders
+    }
+
+    /// Adds the blocks of another holder.
+    pub(super) fn add(&mut self, other: &Self) {
         self.blocks += other.blocks;
         self.requested_bytes = self.requested_bytes.saturating_add(other.requested_bytes);
-        self.oldest_requests = self.oldest_requests.max(other.oldest_requests);
-        self.newest_requests = self.newest_requests.min(other.newest_requests);
+        let [oldest, newest] = [
+            self.oldest_requests.zip(other.oldest_requests).map(|(a, b)| a.max(b)),
+            self.newest_requests.into_iter().chain(other.newest_requests).min(),
+        ];
+        (self.oldest_requests, self.newest_requests) = (oldest, newest);
     }
 
     /// The sort key: rows with a stack, then without, then from before the recording; larger rows first in
@@ -254,9 +265,16 @@ impl Holder {
     }
 }
 
-/// Returns the recorded stack of the request for a block of the workload. Blocks from before the
-/// recording have the lowest numbers; the others are numbered in the order of the requests.
+/// Returns the stack of a block of the workload, if the file contains it. Blocks from before the recording
+/// have the lowest numbers; the others are numbered in the order of the requests.
 pub(super) fn stack_of(recording: &Recording, id: u32) -> Option<StackId> {
-    let request = id.checked_sub(recording.workload.seeded)?;
-    recording.trace.requests().nth(request as usize)?.stack
+    match id.checked_sub(recording.workload.seeded) {
+        Some(request) => recording.trace.requests().nth(request as usize)?.stack,
+        None => stack_from_before(recording, id),
+    }
+}
+
+/// Returns the stack of a block from before the recording, by its number in the workload.
+pub(super) fn stack_from_before(recording: &Recording, id: u32) -> Option<StackId> {
+    recording.start.as_ref()?.blocks.get(id as usize)?.stack
 }

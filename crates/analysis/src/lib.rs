@@ -88,6 +88,6 @@ pub use streams::{StreamUse, Streams};
 pub use sweep::{Advised, Difference, Fingerprint, Found, Group, Rank, Scanned};
 pub use torch::ForTorch;
 pub use trial::{Capacity, Trial, fits, measure};
-pub use trial::{failed_requests, watch, without_files};
+pub use trial::{Watched, failed_requests, watch, without_files};
 pub use verdict::{CodeBytes, Hindrance, LargestHolder, LivePeak, UnderLimit, Verdict};
 pub use words::{BESIDES, Choice, Summary, counted_as, grouped, host_sentence, near, remarks};

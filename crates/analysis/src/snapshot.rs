@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::recording::Recording;
-use super::trial::{Capacity, watch};
+use super::trial::{Capacity, Watched, watch};
 use stratalloc::allocator::DeviceAllocator;
 use stratalloc::config::Config;
 use stratalloc::history::{Frame, RecordOptions, Snapshot, Stack, StackLevel, StackProvider};
@@ -31,11 +31,17 @@ pub fn snapshot_of(recording: &Recording, config: &Config) -> Result<Snapshot, R
             recording.history().start(&RecordOptions::default().with_stacks(level));
         }
     };
-    watch(recording, config, Capacity::Limited, &begun, &mut |at, strategy, _| {
-        if at == last {
-            taken.set(strategy.control().recording.map(|recording| recording.snapshot()));
-        }
-    })?;
+    watch(
+        recording,
+        config,
+        Capacity::Limited,
+        &begun,
+        &mut |Watched { at, strategy, .. }| {
+            if at == last {
+                taken.set(strategy.control().recording.map(|recording| recording.snapshot()));
+            }
+        },
+    )?;
     Ok(taken.into_inner().unwrap_or_default())
 }
 

@@ -146,8 +146,21 @@ pub(super) fn fits_in_order(
     stratalloc_recording::is_served(&recording.workload, &strategy, Some(sim))
 }
 
+/// A replay after one of its operations.
+#[derive(Clone, Copy, Debug)]
+pub struct Watched<'a> {
+    /// The index of the operation.
+    pub at: usize,
+    /// The allocator.
+    pub strategy: &'a Strategy,
+    /// The bytes allocated from the device.
+    pub taken_bytes: u64,
+    /// The live blocks, by their numbers in the workload.
+    pub blocks: &'a [Option<Allocation>],
+}
+
 /// Replays a recording once. Calls `begun` when all blocks from before the recording exist. Calls `on_step`
-/// after each operation with its index, the strategy and the bytes allocated from the device.
+/// after each operation.
 ///
 /// # Errors
 ///
@@ -157,7 +170,7 @@ pub fn watch(
     config: &Config,
     capacity: Capacity,
     begun: &dyn Fn(&Strategy),
-    on_step: &mut dyn FnMut(usize, &Strategy, u64),
+    on_step: &mut dyn FnMut(Watched<'_>),
 ) -> Result<(), ReplayError> {
     let (strategy, sim, held) = open_with_start(recording, config, capacity)?;
     let seeded = recording.workload.seeded as usize;
@@ -169,7 +182,8 @@ pub fn watch(
         if step.at + 1 == seeded {
             begun(&strategy);
         }
-        on_step(step.at, &strategy, sim.used_bytes());
+        let (at, strategy, taken_bytes) = (step.at, &strategy, sim.used_bytes());
+        on_step(Watched { at, strategy, taken_bytes, blocks: step.blocks });
         ControlFlow::Continue(())
     })
 }

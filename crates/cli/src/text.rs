@@ -72,7 +72,15 @@ fn write_dump(answer: &Answer) -> io::Result<()> {
     };
     write_causes(&causes.main)?;
     write_sum(holders)?;
-    write_sizes(holders, usize::MAX)?;
+    if holders.has_stacks {
+        let row = |row: &CodeFigures| {
+            let (bytes, blocks) = (row.holder.requested_bytes, row.holder.blocks);
+            share_cells(bytes, holders.requested_bytes, blocks, &[row.asked_for_by.clone()])
+        };
+        let heading = columns("MiB: | : | blocks: | requested by (called by)");
+        table(&mut out, &heading, &holders.by_stack.iter().map(row).collect::<Vec<_>>())?;
+    }
+    write_sizes(holders, if holders.has_stacks { SHOWN } else { usize::MAX })?;
     writeln!(out, "\n{}", answer.free_sentence())?;
     let Causes { split_rest_bytes, idle_segment_bytes, .. } = causes.main.causes;
     let free_bytes = split_rest_bytes.saturating_add(idle_segment_bytes);
@@ -180,10 +188,11 @@ fn write_holders(holders: &HolderList, compared: Compared) -> io::Result<()> {
     };
     if holders.has_stacks {
         let row = |CodeFigures { asked_for_by, holder, .. }: &CodeFigures| {
-            let ago = match holder.newest_requests.zip(holder.oldest_requests) {
-                None => UNKNOWN.to_owned(),
-                Some((newest, oldest)) if newest == oldest => grouped(oldest.into()),
-                Some((newest, oldest)) => {
+            let ago = match (holder.newest_requests, holder.oldest_requests) {
+                (None, _) => UNKNOWN.to_owned(),
+                (Some(newest), None) => format!("{} and more", grouped(newest.into())),
+                (Some(newest), Some(oldest)) if newest == oldest => grouped(oldest.into()),
+                (Some(newest), Some(oldest)) => {
                     format!("{} to {}", grouped(newest.into()), grouped(oldest.into()))
                 }
             };

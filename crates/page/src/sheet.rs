@@ -82,7 +82,7 @@ struct AdviceData<'a> {
     set: &'a [Choice],
     limit: Option<&'a str>,
     searched: Option<String>,
-    unknown: &'a [&'static str],
+    unknown: &'a [String],
     pictures: Vec<CausesData<'a>>,
 }
 
@@ -437,9 +437,9 @@ fn blocks(
         freed => span(freed, block.gone),
     };
     let unused = |block: &Block| i128::from(block.size_bytes) - i128::from(block.requested_bytes);
-    let stack = |block: &Block| match lives.lived_before(block) {
-        true => LIVED_BEFORE,
-        false => table.place(block.stack),
+    let stack = |block: &Block| match block.stack {
+        None if lives.lived_before(block) => LIVED_BEFORE,
+        stack => table.place(stack),
     };
     let table = Table(vec![
         ("born", differences(rows.iter().map(|row| row.block.born.into()))),

@@ -39,7 +39,9 @@ pub use stacks::{Frame, StackId, Stacks};
 pub use start::free_block;
 pub use start::{LiveBlock, Start};
 pub use trace::reserved_before_and_peak;
-pub use trace::{Annotation, HostMemory, MadeHere, Owner, Trace, TraceEvent, UnknownEntries};
+pub use trace::{
+    Annotation, BlockStack, HostMemory, MadeHere, Owner, Trace, TraceEvent, UnknownEntries,
+};
 pub use verify::started;
 pub use verify::{Misfit, Until, Verification, verify, verify_until};
 pub use workload::{Op, Workload};

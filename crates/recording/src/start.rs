@@ -16,6 +16,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::complete::is_complete;
+use super::stacks::StackId;
 use super::trace::{Trace, TraceEvent};
 use stratalloc::config::Settings;
 use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
@@ -40,6 +41,11 @@ pub struct LiveBlock {
     pub pool: PoolId,
     /// Whether the block had been freed before the first event and was waiting for other streams.
     pub draining: bool,
+    /// The stack of the block's request, if the block is still live at the end and the file contains it.
+    ///
+    /// A block is the one of the final layout if no event requests or frees its address. If entries are
+    /// missing, an earlier block may have had the address, and this is then the stack of the later one.
+    pub stack: Option<StackId>,
 }
 
 /// The memory before the first event.
@@ -276,6 +282,7 @@ impl Back {
                         stream,
                         pool,
                         draining: block.state == BlockStateName::ActivePendingFree,
+                        stack: trace.stack_at_end(block.address),
                     },
                 );
             }
@@ -292,8 +299,16 @@ impl Back {
                 let is_inside = below.is_some_and(|(at, held)| address - at < held.size_bytes);
                 self.outside += u64::from(!is_inside);
             }
-            Action::FreeRequested => self.live(event).draining = false,
-            Action::FreeCompleted => self.live(event).draining = true,
+            Action::FreeRequested => {
+                let block = self.live(event);
+                // A block that is live behind this free is another one.
+                block.stack = block.stack.filter(|_| block.draining);
+                block.draining = false;
+            }
+            Action::FreeCompleted => {
+                let block = self.live(event);
+                (block.stack, block.draining) = (None, true);
+            }
             Action::SegmentAlloc => {
                 self.held.remove(&address);
             }
@@ -321,6 +336,7 @@ impl Back {
             stream: event.stream,
             pool: event.pool,
             draining: false,
+            stack: None,
         })
     }
 

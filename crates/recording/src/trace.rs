@@ -30,8 +30,11 @@ pub struct Trace {
     pub other_devices: u32,
     /// Whether the recording is a log of requests, without an allocator's decisions.
     pub requests_only: bool,
-    /// The stacks that events refer to.
+    /// The stacks that events and blocks refer to.
     pub stacks: Stacks,
+    /// The stacks of the requests for the live blocks in `segments`, in address order. Without blocks whose
+    /// stack the file does not contain.
+    pub block_stacks: Vec<BlockStack>,
     /// What only this library's snapshots contain, if it wrote the snapshot.
     pub made_here: Option<MadeHere>,
     /// The number of entries of the device in the file, including those that are not events.
@@ -49,6 +52,15 @@ pub struct Trace {
     pub host: Option<HostMemory>,
     /// The owners of the used memory of the device at the end, if the recording contains them.
     pub account: Vec<Owner>,
+}
+
+/// The stack of the request for a live block at the end of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockStack {
+    /// The block's address.
+    pub address: u64,
+    /// The stack.
+    pub stack: StackId,
 }
 
 /// A part of the used memory of a device.
@@ -180,6 +192,38 @@ impl Trace {
         // The host memory of a snapshot of this process is not limited.
         let Ok(()) = MissingEntries::add_frees(&mut trace, |_| Ok::<_, Infallible>(()));
         trace
+    }
+
+    /// Returns the stack of the live block at an address at the end, if the file contains it.
+    #[must_use]
+    pub fn stack_at_end(&self, address: u64) -> Option<StackId> {
+        let at = self.block_stacks.binary_search_by_key(&address, |block| block.address).ok()?;
+        Some(self.block_stacks[at].stack)
+    }
+
+    /// Gives each request without a stack that of its block, if the block is live at the end. `charge` is
+    /// called with the host memory for that; nothing changes if it fails.
+    pub(super) fn add_stacks_of_blocks<E>(&mut self, charge: impl FnOnce(u64) -> Result<(), E>) {
+        let lacks_stack =
+            |event: &TraceEvent| event.action == Action::Alloc && event.stack.is_none();
+        let is_charged = || charge(self.block_stacks.len() as u64).is_ok();
+        if self.block_stacks.is_empty() || !self.events.iter().any(lacks_stack) || !is_charged() {
+            return;
+        }
+        // Only the last entries about an address are about the block that is there at the end.
+        let mut is_found = vec![false; self.block_stacks.len()];
+        for event in self.events.iter_mut().rev() {
+            if !matches!(event.action, Action::Alloc | Action::FreeCompleted) {
+                continue;
+            }
+            let blocks = &self.block_stacks;
+            let Ok(at) = blocks.binary_search_by_key(&event.address, |block| block.address) else {
+                continue;
+            };
+            if !std::mem::replace(&mut is_found[at], true) && lacks_stack(event) {
+                event.stack = Some(blocks[at].stack);
+            }
+        }
     }
 
     /// Returns the entries of requests, successful or not.

@@ -201,10 +201,11 @@ fn torch_text(torch: ForTorch) -> Option<String> {
 
 fn summary(recording: &Recording, lives: &Lives, moments: &Moments) -> Summary {
     let Some(main) = moments.main() else { return Summary::default() };
-    if recording.no_history.is_some() {
-        return Summary::of_dump(main);
+    let callers = Callers::of(&recording.trace.stacks, Compared::Code);
+    match recording.no_history {
+        Some(_) => Summary::of_dump(&callers, main),
+        None => Summary::of(lives, &callers, main),
     }
-    Summary::of(lives, &Callers::of(&recording.trace.stacks, Compared::Code), main)
 }
 
 impl LimitFigures {

@@ -88,7 +88,7 @@ pub struct Answer {
     /// The same lines, each with its allocator and the need.
     pub choices: Vec<Choice>,
     /// The data that the recording lacks, each with the option or call that supplies it.
-    pub not_shown: Vec<&'static str>,
+    pub not_shown: Vec<String>,
     /// Remarks about the recording, such as that it begins late.
     pub remarks: Vec<String>,
     /// Set if the recording has no history. Then no need, peak, age or setting follows from it.
@@ -319,8 +319,8 @@ pub struct HolderList {
     pub blocks: u64,
     /// Whether the stack of any live block was recorded.
     pub has_stacks: bool,
-    /// The code that holds the most bytes, then the blocks without a recorded stack, and last those from
-    /// before the recording.
+    /// The code that holds the most bytes, then the blocks without a recorded stack, and last those of them
+    /// from before the recording.
     pub by_stack: Vec<CodeFigures>,
     /// The sizes that hold the most bytes.
     pub by_size: Vec<SizeClass>,
@@ -342,7 +342,7 @@ pub struct CodeFigures {
     pub asked_for_by: String,
     /// The purpose of the blocks; `null` if it is not known.
     pub category: Option<&'static str>,
-    /// Whether they were allocated before the recording began.
+    /// Whether they were allocated before the recording began and have no recorded stack.
     pub lived_before: bool,
     /// The frames of the stack that holds the most of them, innermost first; `null` if it was not recorded
     /// or not asked for.

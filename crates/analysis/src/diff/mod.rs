@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::callers::{Callers, Compared};
 use super::figures::live_at_peak;
-use super::holders::{LIVED_BEFORE, NO_STACK};
+use super::holders::{LIVED_BEFORE, NO_STACK, stack_from_before};
 use super::needs::{Need, SearchOptions};
 use super::recording::Recording;
 use code::Codes;
@@ -134,18 +134,22 @@ impl<'a> Listed<'a> {
 
 /// Returns the code of two recordings, if both have stacks.
 fn codes_of(listed: [&Listed<'_>; 2]) -> Option<Codes> {
-    let has_stacks = |requests: &[Request]| requests.iter().any(|request| request.stack.is_some());
-    let requests = listed.map(|of| of.requests);
-    let by_code = requests.into_iter().all(has_stacks);
-    by_code.then(|| Codes::of(listed.map(|of| &of.callers), requests))
+    let by_code = listed.iter().all(|of| of.callers.count() > 0);
+    by_code.then(|| Codes::of(listed.map(|of| &of.callers), listed.map(|of| of.requests)))
 }
 
-/// Aligns the requests of two recordings. Requests of different `codes` differ.
+/// Aligns the requests of two recordings. If most requests of both have stacks, requests of different `codes`
+/// differ.
 fn aligned(
     listed: [&Listed<'_>; 2],
     codes: Option<&Codes>,
     streams: &mut StreamNumbers,
 ) -> RequestDiff {
+    let has_stacks = |of: &&Listed<'_>| {
+        let with_stack = of.requests.iter().filter(|request| request.stack.is_some()).count();
+        with_stack > of.requests.len() / 2
+    };
+    let codes = codes.filter(|_| listed.iter().all(has_stacks));
     let keys = [0, 1].map(|side| {
         let Listed { requests, callers } = listed[side];
         let key = |request: &Request| {
@@ -192,7 +196,7 @@ enum CallerBytes {
     Size(u64, u32),
     /// The request was recorded without a stack.
     NoStack,
-    /// The block lived before the recording began.
+    /// The block lived before the recording began and has no recorded stack.
     Before,
 }
 
@@ -342,13 +346,16 @@ impl<'a> Diff<'a> {
         for (at, side) in self.sides.into_iter().enumerate() {
             for &(id, bytes) in &side.live {
                 let request = side.request_of(id).map(|index| &side.requests[index]);
-                let stack = request.and_then(|request| request.stack);
+                let stack = match request {
+                    Some(request) => request.stack,
+                    None => stack_from_before(&side.recording, id),
+                };
                 let caller = stack.map(|stack| self.listed[at].callers.of_stack(stack));
                 let holder = match (request, codes, caller) {
-                    (None, ..) => CallerBytes::Before,
-                    (Some(_), Some(codes), Some(caller)) => {
+                    (_, Some(codes), Some(caller)) => {
                         CallerBytes::Code(codes.of_caller(at, caller))
                     }
+                    (None, ..) => CallerBytes::Before,
                     (Some(_), Some(_), None) => CallerBytes::NoStack,
                     (Some(request), None, _) => {
                         CallerBytes::Size(bytes, streams.number(at, request.stream))

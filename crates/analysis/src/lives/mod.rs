@@ -55,7 +55,8 @@ pub struct Block {
     pub size_bytes: u64,
     /// The requested bytes.
     pub requested_bytes: u64,
-    /// The stack of the request, if it was recorded.
+    /// The stack of the request, if the file contains it: in the request's event or, if the block lives at the
+    /// end, in the final layout.
     pub stack: Option<StackId>,
 }
 
@@ -276,14 +277,10 @@ impl LivesWalk<'_> {
             .map(|block| (block.address, block.size_bytes))
             .collect();
         for block in &start.blocks {
-            let LiveBlock { address, requested_bytes, stream, pool, .. } = *block;
+            let LiveBlock { address, requested_bytes, stream, pool, stack, .. } = *block;
             let known = sizes.get(&address).copied().or(block.size_bytes);
-            self.take(
-                0,
-                &TraceEvent::new(Action::Alloc, address, requested_bytes, stream),
-                pool,
-                known,
-            );
+            let request = TraceEvent::new(Action::Alloc, address, requested_bytes, stream);
+            self.take(0, &TraceEvent { stack, ..request }, pool, known);
             if block.draining {
                 self.give(0, block.address);
             }

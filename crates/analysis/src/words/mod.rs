@@ -305,21 +305,28 @@ impl Advice {
 /// Lists the data that a recording lacks, each with the option or call that supplies it. `torch` is the
 /// version that the settings suit.
 #[must_use]
-pub(crate) fn unknown(recording: &Recording, torch: ForTorch) -> Vec<&'static str> {
+pub(crate) fn unknown(recording: &Recording, torch: ForTorch) -> Vec<String> {
     let version = "its version of PyTorch: keys that 2.1 and every later version have are assumed; --torch 2.11 \
              names a version and adds its keys";
     let limit = "its memory limit: --total-memory or --memory-fraction sets one";
-    let start = "the code that holds what lived before its first event: call \
-             torch.cuda.memory._record_memory_history() before the program allocates";
+    let before = recording.start.iter().flat_map(|start| &start.blocks);
+    let before = before.filter(|block| block.stack.is_none());
+    let before_bytes = before.fold(0, |sum: u64, block| sum.saturating_add(block.requested_bytes));
+    let start = format!(
+        "the code that holds {} MiB of what lived before its first event: call \
+         torch.cuda.memory._record_memory_history() before the program allocates",
+        near(before_bytes)
+    );
     let segments = "when its segments were reserved and released, which skip_actions left out: its reserved bytes \
              and its limit are not known";
     let all = [
         (recording.requests_outside > 0, segments),
         (recording.limit.and_then(Limit::known).is_none(), limit),
         (torch == ForTorch::Unknown, version),
-        (recording.start.is_some(), start),
+        (before_bytes > 0, &start),
     ];
-    all.into_iter().filter(|(is_unknown, _)| *is_unknown).map(|(_, what)| what).collect()
+    let unknown = all.into_iter().filter(|(is_unknown, _)| *is_unknown);
+    unknown.map(|(_, what)| what.to_owned()).collect()
 }
 
 /// The memory that a device needs in addition to the recorded memory.

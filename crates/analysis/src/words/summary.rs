@@ -20,9 +20,12 @@ pub struct Summary {
 
 impl Summary {
     /// Builds the sentences for a recording without history from the memory at its end.
-    pub(crate) fn of_dump(picture: &Picture) -> Self {
+    pub(crate) fn of_dump(callers: &Callers<'_>, picture: &Picture) -> Self {
         let holders = &picture.holders;
-        let memory = live_at("At the moment of the dump", holders) + &largest_size(holders);
+        let rows = holders.by_code(callers, usize::MAX);
+        let held = largest_code(callers, holders, &rows);
+        let held = held.unwrap_or_else(|| largest_size(holders));
+        let memory = live_at("At the moment of the dump", holders) + &held;
         Self { memory, code: String::new() }
     }
 
@@ -40,25 +43,22 @@ impl Summary {
         let all_bytes = holders.requested_bytes;
         let share = |bytes| format!("{} MiB ({} %)", near(bytes), percent(bytes, all_bytes));
         let rows = holders.by_code(callers, usize::MAX);
-        let Some((largest, caller)) = rows.first().and_then(|row| Some((row, row.caller?))) else {
+        let Some(held) = largest_code(callers, holders, &rows) else {
+            let of = match callers.count() {
+                0 => "The recording has no stacks",
+                _ => "None of them has a recorded stack",
+            };
             let memory = format!(
-                "{begin}{}{} The events have no stacks: torch.cuda.memory._record_memory_history() records \
-                 the code that requests memory.",
+                "{begin}{}{} {of}: torch.cuda.memory._record_memory_history() records the code that requests \
+                 memory.",
                 largest_size(holders),
                 cached(lives)
             );
             return Self { memory, code: String::new() };
         };
-        let label = callers.labels(&[caller]).concat().replacen(" < ", ", called by ", 1);
-        let before_bytes = rows.iter().find(|row| row.holder.lived_before);
-        let before_bytes = before_bytes.map_or(0, |row| row.holder.requested_bytes);
-        let (held_bytes, blocks) = (largest.holder.requested_bytes, largest.holder.blocks);
-        let of_code = match before_bytes > held_bytes {
-            true => "Of the recorded code, ",
-            false => "",
-        };
-        let held = format!("{} in {}", share(held_bytes), counted_as(blocks, "block", "blocks"));
-        let mut memory = format!("{begin} {of_code}{label} holds most: {held}.");
+        let before_bytes = unknown_before_bytes(&rows);
+        let held_bytes = rows.first().map_or(0, |row| row.holder.requested_bytes);
+        let mut memory = format!("{begin}{held}");
         if before_bytes > 0 {
             let bytes = share(before_bytes);
             memory += &format!(
@@ -80,6 +80,27 @@ impl Summary {
 fn live_at(moment: &str, holders: &Holders) -> String {
     let all = counted_as(holders.blocks, "block", "blocks");
     format!("{moment}, {} MiB are live in {all}.", near(holders.requested_bytes))
+}
+
+/// Returns the bytes of blocks from before the recording that have no recorded stack.
+fn unknown_before_bytes(rows: &[CodeHolder]) -> u64 {
+    let row = rows.iter().find(|row| row.holder.lived_before);
+    row.map_or(0, |row| row.holder.requested_bytes)
+}
+
+/// Returns a sentence about the code that holds the most bytes, in `rows` the first one. `None` if no block has
+/// a recorded stack.
+fn largest_code(callers: &Callers<'_>, holders: &Holders, rows: &[CodeHolder]) -> Option<String> {
+    let largest = rows.first()?;
+    let label = callers.labels(&[largest.caller?]).concat().replacen(" < ", ", called by ", 1);
+    let (held_bytes, blocks) = largest.holder.sum();
+    let of_code = match unknown_before_bytes(rows) > held_bytes {
+        true => "Of the recorded code, ",
+        false => "",
+    };
+    let blocks = counted_as(blocks, "block", "blocks");
+    let share = percent(held_bytes, holders.requested_bytes);
+    Some(format!(" {of_code}{label} holds most: {} MiB ({share} %) in {blocks}.", near(held_bytes)))
 }
 
 /// Returns a sentence about the size that holds the most bytes.

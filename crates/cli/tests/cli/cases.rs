@@ -79,13 +79,63 @@ const NO_HISTORY: &[Answer] = &[
     Answer { args: "sweep --quick", code: 2, has: &[REASON], lacks: &["Set ", "For all"] },
 ];
 
+/// Statements about blocks from before the recording whose code is not known.
+const UNKNOWN_BEFORE: &[&str] = &[
+    "lived before the recording began",
+    "before the program allocates",
+    "before the model is built",
+    "has no stacks",
+];
+
+/// Returns the answer that names the code of a dump's blocks.
+const fn dumped_code(has: &'static [&'static str]) -> Answer {
+    Answer { args: "advise", code: 0, has, lacks: UNKNOWN_BEFORE }
+}
+
 /// The answers for each file.
 const CASES: &[(&str, &[Answer])] = &[
     ("no_history_small", NO_HISTORY),
     ("legacy_true_one_event", NO_HISTORY),
+    (
+        "legacy_true_one_event",
+        &[dumped_code(&["768.0  70.6%", "model.py:37 load < train.py:12 main"])],
+    ),
     ("state_only", NO_HISTORY),
+    ("state_only", &[dumped_code(&["320.0  29.4%", "cache.py:224 update < train.py:31 main"])]),
     ("torch215_true", NO_HISTORY),
+    ("torch215_true", &[dumped_code(&["real.py:4 e < real.py:8 load"])]),
     ("torch215_state", NO_HISTORY),
+    ("torch215_state", &[dumped_code(&["real.py:4 e < real.py:6 update"])]),
+    (
+        "ring_overflowed",
+        &[Answer {
+            args: "advise --quick",
+            code: 0,
+            has: &[
+                "it begins late",
+                "500.0  32.7%      10             -  adamw.py:887 step < train.py:40 main",
+                " 30.0   2.0%       1             0  model.py:60 forward < train.py:30 main",
+            ],
+            lacks: UNKNOWN_BEFORE,
+        }],
+    ),
+    (
+        "torch215_ring",
+        &[
+            Answer {
+                args: "advise --quick",
+                code: 0,
+                has: &["768.0  53.8%       8             -  real.py:4 e < real.py:8 load"],
+                lacks: UNKNOWN_BEFORE,
+            },
+            Answer {
+                args: "advise --quick --total-memory 80GiB",
+                code: 0,
+                has: &["320.0  22.4%       8             -  real.py:4 e < real.py:6 update"],
+                lacks: UNKNOWN_BEFORE,
+            },
+        ],
+    ),
     (
         "torch215_skip",
         &[

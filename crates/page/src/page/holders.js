@@ -18,10 +18,12 @@ function holdersNow(recording) {
   for (const at of live) {
     const [stream] = recording.heaps[blocks.heap[at]];
     const key = byStack ? keyOf(blocks.stack[at]) : `${stream} ${blocks.requested[at]}`;
-    const age = blocks.stack[at] === LIVED_BEFORE ? -1 : requestsUntil(recording, moment) - requestsUntil(recording, blocks.born[at]);
+    // Blocks from before the recording have no age.
+    const age = blocks.born[at] === 0 ? -1 : requestsUntil(recording, moment) - requestsUntil(recording, blocks.born[at]);
     const row = found.get(key) || { stack: blocks.stack[at], stream, each: blocks.requested[at], blocks: 0, bytes: 0, newest: age, oldest: age };
     row.blocks += blocks.count[at]; row.bytes += blocks.requested[at];
-    row.newest = Math.min(row.newest, age); row.oldest = Math.max(row.oldest, age);
+    row.newest = row.newest < 0 || age < 0 ? Math.max(row.newest, age) : Math.min(row.newest, age);
+    row.oldest = row.oldest < 0 || age < 0 ? -1 : Math.max(row.oldest, age);
     if (row.each !== blocks.requested[at]) row.each = 0;
     found.set(key, row);
   }

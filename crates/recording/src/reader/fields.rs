@@ -8,7 +8,7 @@ use super::heap::Record;
 use super::interpret::{Interpreter, Stop};
 use super::words::Word;
 use crate::trace::is_remark;
-use crate::{Annotation, TraceEvent};
+use crate::{Annotation, BlockStack, StackId, TraceEvent};
 use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::PoolKind;
@@ -213,7 +213,54 @@ fn too_far(size_bytes: u64, address: u64) -> Mismatch {
 /// No real block starts at this address.
 const ADDRESS_ABSENT: u64 = u64::MAX;
 
-impl Entry for BlockLayout {
+/// A block, and the data of its request.
+pub(super) struct ListedBlock {
+    layout: BlockLayout,
+    /// Whether the file contains the requested bytes.
+    is_requested_known: bool,
+    stack: Option<StackId>,
+    history: Option<BlockHistory>,
+}
+
+/// The latest request in a block's `history`, which PyTorch 2.0 writes in place of `frames`.
+struct BlockHistory {
+    address: u64,
+    requested_bytes: Option<u64>,
+    stack: Option<StackId>,
+}
+
+impl BlockHistory {
+    /// Returns `None` if the block has no history, or one that cannot be read: no recording is refused
+    /// because of it.
+    fn read(from: &mut Interpreter<'_>, block: &Record) -> Option<Self> {
+        let latest = from.first_record(block[Word::History as usize]?)?;
+        let address = from.number(&latest, Word::Addr)?;
+        let requested_bytes = from.number(&latest, Word::RealSize);
+        Some(Self { address, requested_bytes, stack: from.stack(&latest) })
+    }
+}
+
+impl ListedBlock {
+    /// Returns the block's address and stack, if it has a stack.
+    fn with_stack(&self) -> Option<BlockStack> {
+        Some(BlockStack { address: self.layout.address, stack: self.stack? })
+    }
+
+    /// Adds the data of the block's history. If the latest request was for another address, it was made
+    /// before that for the block, which was not recorded.
+    fn add_history(&mut self) {
+        let Self { layout, is_requested_known, stack, history } = self;
+        let history = history.take().filter(|latest| latest.address == layout.address);
+        let Some(BlockHistory { requested_bytes, stack: older, .. }) = history else { return };
+        let known = requested_bytes.filter(|bytes| *bytes <= layout.size_bytes);
+        if let Some(bytes) = known.filter(|_| !*is_requested_known) {
+            layout.requested_bytes = bytes;
+        }
+        *stack = stack.or(older);
+    }
+}
+
+impl Entry for ListedBlock {
     const WHAT: &'static str = "a block (a dictionary)";
 
     fn read(from: &mut Interpreter<'_>, record: &Record) -> Result<Option<Self>, Stop> {
@@ -229,12 +276,16 @@ impl Entry for BlockLayout {
             BlockStateName::Inactive => 0,
             _ => size_bytes,
         };
-        Ok(Some(Self {
+        let is_live = state != BlockStateName::Inactive;
+        let stack = if is_live { from.stack(record) } else { None };
+        let history = if is_live { BlockHistory::read(from, record) } else { None };
+        let layout = BlockLayout {
             address: address.unwrap_or(ADDRESS_ABSENT),
             size_bytes,
             requested_bytes: requested.unwrap_or(default_bytes),
             state,
-        }))
+        };
+        Ok(Some(Self { layout, is_requested_known: requested.is_some(), stack, history }))
     }
 }
 
@@ -242,6 +293,8 @@ impl Entry for BlockLayout {
 pub(super) struct ListedSegment {
     pub(super) device: Option<u32>,
     pub(super) layout: SegmentLayout,
+    /// The stacks of its live blocks, in address order. Empty if they exceed the memory limit.
+    pub(super) stacks: Vec<BlockStack>,
 }
 
 impl Entry for ListedSegment {
@@ -255,13 +308,24 @@ impl Entry for ListedSegment {
         let size = from.field(record, Word::TotalSize, Scalar::number)?;
         let kind = from.field(record, Word::SegmentType, Scalar::pool_kind)?;
         let expandable = from.field(record, Word::IsExpandable, Scalar::bool)?;
-        let blocks = from.at(record, Word::Blocks, Interpreter::entries)?;
+        let blocks: Option<Vec<ListedBlock>> =
+            from.at(record, Word::Blocks, Interpreter::entries)?;
         let address = needed(address, "the key address")?;
         let size_bytes = needed(size, "the key total_size")?;
-        let mut blocks = needed(blocks, "the key blocks")?;
-        lay_blocks(address, size_bytes, &mut blocks)?;
+        let mut listed = needed(blocks, "the key blocks")?;
+        lay_blocks(address, size_bytes, &mut listed)?;
+        listed.iter_mut().for_each(ListedBlock::add_history);
+        let mut blocks = from.budget.vec_of(listed.len())?;
+        blocks.extend(listed.iter().map(|block| block.layout));
+        let with_stack = listed.iter().filter(|block| block.stack.is_some()).count();
+        let mut stacks = from.budget.vec_of(with_stack).unwrap_or_default();
+        if stacks.capacity() >= with_stack {
+            stacks.extend(listed.iter().filter_map(ListedBlock::with_stack));
+        }
+        from.budget.release(size_of_val(&*listed) as u64);
         Ok(Some(Self {
             device,
+            stacks,
             layout: SegmentLayout {
                 address,
                 size_bytes,
@@ -279,10 +343,10 @@ impl Entry for ListedSegment {
 }
 
 /// Checks that the blocks tile the segment, and computes the addresses that are not in the file.
-fn lay_blocks(start: u64, size_bytes: u64, blocks: &mut [BlockLayout]) -> Result<(), Mismatch> {
+fn lay_blocks(start: u64, size_bytes: u64, blocks: &mut [ListedBlock]) -> Result<(), Mismatch> {
     start.checked_add(size_bytes).ok_or_else(|| too_far(size_bytes, start))?;
     let mut sum_bytes = 0_u64;
-    for (i, block) in blocks.iter_mut().enumerate() {
+    for (i, ListedBlock { layout: block, .. }) in blocks.iter_mut().enumerate() {
         let address = start.checked_add(sum_bytes).ok_or_else(|| too_far(sum_bytes, start))?;
         if block.address == ADDRESS_ABSENT {
             block.address = address;

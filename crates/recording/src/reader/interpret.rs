@@ -225,6 +225,19 @@ impl<'h> Interpreter<'h> {
         self.stacks.read(self.heap, record[Word::Frames as usize]?, &mut self.budget)
     }
 
+    /// Returns the first dictionary of a list of dictionaries.
+    pub(super) fn first_record(&self, list: Value) -> Option<Record> {
+        self.heap.record_of(self.heap.items(list)?.next()?)
+    }
+
+    /// Returns the number under `key` in `record`. Returns `None` for any other value.
+    pub(super) fn number(&self, record: &Record, key: Word) -> Option<u64> {
+        match self.heap.view(record[key as usize]?) {
+            View::Int(number) => Some(number),
+            _ => None,
+        }
+    }
+
     /// Applies `read` to the value under `key` in `record`. Returns `None` if the key is missing.
     pub(super) fn field<T>(
         &mut self,

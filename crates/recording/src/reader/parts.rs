@@ -59,7 +59,7 @@ impl Parts {
         limits: &Limits,
         budget: &mut Budget,
     ) -> Result<Trace, OverBudget> {
-        let Self { mut trace, segments, device, host_segments, host_events, account } = self;
+        let Self { mut trace, mut segments, device, host_segments, host_events, account } = self;
         let numbers: BTreeSet<u32> = segments.iter().filter_map(|s| s.device).collect();
         let device = limits.device.or(device).or(numbers.first().copied()).unwrap_or_default();
         if trace.events.is_empty() && trace.other_devices == 0 {
@@ -69,8 +69,17 @@ impl Parts {
         }
         trace.device = device;
         let is_own = |s: &ListedSegment| s.device.is_none_or(|number| number == device);
-        trace.segments = segments.into_iter().filter(is_own).map(|s| s.layout).collect();
+        segments.retain(is_own);
+        let with_stack = segments.iter().map(|segment| segment.stacks.len()).sum();
+        // Without memory for the stacks of blocks, the recording is read without them.
+        if let Ok(stacks) = budget.vec_of(with_stack) {
+            trace.block_stacks = stacks;
+            segments.iter_mut().for_each(|s| trace.block_stacks.append(&mut s.stacks));
+            trace.block_stacks.sort_unstable_by_key(|block| block.address);
+        }
+        trace.segments = segments.into_iter().map(|segment| segment.layout).collect();
         SegmentLayout::sort(&mut trace.segments);
+        trace.add_stacks_of_blocks(|bytes| budget.charge(bytes));
         let of_device = account.into_iter().filter(|listed| listed.device == device);
         let owner = |listed: ListedOwner| {
             let ListedOwner { owner, kind, bytes, found_by, .. } = listed;

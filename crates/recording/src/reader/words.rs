@@ -57,6 +57,8 @@ words! {
     Blocks = "blocks",
     RequestedSize = "requested_size",
     State = "state",
+    History = "history",
+    RealSize = "real_size",
     Frames = "frames",
     Filename = "filename",
     Line = "line",
@@ -84,7 +86,7 @@ words! {
 
 /// The number of words that are keys.
 pub(super) const KEYS: usize = Word::Name as usize + 1;
-const _: () = assert!(KEYS <= 32, "a set of keys fits 32 bits");
+const _: () = assert!(KEYS <= 64, "a set of keys fits 64 bits");
 
 /// No word has more bytes than this.
 pub(super) const WORD_MAX_BYTES: usize = 32;

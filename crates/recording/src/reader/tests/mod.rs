@@ -1,7 +1,9 @@
 //! Tests of the readers: both syntaxes, every compression, old and new formats.
 //!
-//! `hostile` tests malformed files; `writer` creates files.
+//! `blocks` tests the stacks of blocks and of generated code, `hostile` malformed files; `writer` creates
+//! files.
 
+mod blocks;
 mod hostile;
 mod rmm;
 mod stored;
