@@ -3,11 +3,15 @@
 //! Many entries may refer to the same list of frames, or to the same frame. So each list and frame is read
 //! once, and the result is cached by the number of its container. A stack that is malformed, or that
 //! exceeds the memory limit, is left out. A recording is never refused because of its stacks.
+//!
+//! A frame of code that PyTorch's compiler generated may have the field `fx_original_trace`: the traceback of
+//! the program's lines from which the code was generated. These lines take the place of the frame. Source:
+//! `_augment_frames` in `torch/cuda/memory.py`.
 
 use std::borrow::Cow;
 
 use super::budget::Budget;
-use super::heap::{Heap, Value, View};
+use super::heap::{Heap, Record, Value, View};
 use super::words::Word;
 use crate::stacks::{Frame, MayGrow, StackBuilder, StackId, Stacks, TEXT_MAX_BYTES};
 
@@ -22,6 +26,8 @@ enum SeenStack {
     #[default]
     Nothing,
     Frame(Option<u32>),
+    /// The index of the lines in [`StackReader::originals`].
+    Original(u32),
     Stack(Option<StackId>),
 }
 
@@ -32,8 +38,15 @@ pub(super) struct StackReader {
     /// The result for each container, by its number. Allocated for all containers when the first stack
     /// is read.
     seen: Vec<SeenStack>,
+    /// The lines from which the compiler generated a frame, innermost first, as frame numbers.
+    originals: Vec<Vec<u32>>,
     held_bytes: u64,
 }
+
+/// The maximum number of lines that are read of the traceback in a frame, beginning with the innermost.
+const ORIGINALS_MAX: usize = 16;
+/// The maximum number of bytes that are read of such a traceback, at its end.
+const ORIGINAL_MAX_BYTES: usize = 16 * 1024;
 
 impl StackReader {
     /// Returns the stack that `value`, a list of frames, describes, or `None` if it is left out.
@@ -44,7 +57,7 @@ impl StackReader {
         budget: &mut Budget,
     ) -> Option<StackId> {
         let View::List(list) = heap.view(value) else { return None };
-        let Self { builder, seen, held_bytes } = self;
+        let Self { builder, seen, originals, held_bytes } = self;
         let may_grow: MayGrow<'_> = &mut |bytes| {
             let held = *held_bytes + bytes;
             let allowed = heap.decoded_bytes * STACKS_FACTOR + FREE_BYTES;
@@ -62,17 +75,23 @@ impl StackReader {
         if let SeenStack::Stack(known) = seen[list] {
             return known;
         }
+        let mut inner = None;
         for frame in heap.items(value)? {
             let View::Dict(dict) = heap.view(frame) else { continue };
-            let number = match seen[dict] {
-                SeenStack::Frame(known) => known,
-                _ => {
-                    let (file, line, function) = &frame_of(heap, dict);
-                    builder.frame(Frame { file, line: *line, function }, may_grow)
+            if matches!(seen[dict], SeenStack::Nothing) {
+                seen[dict] = read_frame(heap, dict, builder, originals, may_grow);
+            }
+            let is_stored = match seen[dict] {
+                // Generated code that calls generated code: the inner traceback contains the outer lines.
+                SeenStack::Original(at) if is_outer_part(originals, inner, at) => true,
+                SeenStack::Original(at) => {
+                    inner = Some(at);
+                    originals[at as usize].iter().all(|&number| builder.add(Some(number)))
                 }
+                SeenStack::Frame(number) => builder.add(number),
+                SeenStack::Nothing | SeenStack::Stack(_) => true,
             };
-            seen[dict] = SeenStack::Frame(number);
-            if !builder.add(number) {
+            if !is_stored {
                 break;
             }
         }
@@ -86,9 +105,46 @@ impl StackReader {
     }
 }
 
-/// Returns the file, line and function of a frame. Texts are copied only if they are not valid UTF-8.
-fn frame_of(heap: &Heap, dict: usize) -> (Cow<'_, str>, u32, Cow<'_, str>) {
+/// Reads a frame, or the lines that it was generated from.
+fn read_frame(
+    heap: &Heap,
+    dict: usize,
+    builder: &mut StackBuilder,
+    originals: &mut Vec<Vec<u32>>,
+    may_grow: MayGrow<'_>,
+) -> SeenStack {
     let record = heap.record(dict);
+    let mut lines = Vec::new();
+    if let Some(View::Text(at)) = record[Word::FxOriginalTrace as usize].map(|v| heap.view(v)) {
+        let text = heap.text(at);
+        let text = String::from_utf8_lossy(&text[text.len().saturating_sub(ORIGINAL_MAX_BYTES)..]);
+        let frames = text.lines().rev().filter_map(frame_of_traceback).take(ORIGINALS_MAX);
+        lines.extend(frames.map_while(|frame| builder.frame(frame, may_grow)));
+    }
+    let bytes = (size_of_val(&lines) + size_of_val(&*lines)) as u64;
+    if lines.is_empty() || !may_grow(bytes) {
+        let (file, line, function) = &frame_of(heap, &record);
+        return SeenStack::Frame(builder.frame(Frame { file, line: *line, function }, may_grow));
+    }
+    let at = u32::try_from(originals.len()).unwrap_or(u32::MAX);
+    originals.push(lines);
+    SeenStack::Original(at)
+}
+
+/// Returns true if the lines of a frame end with those of a frame that called it.
+fn is_outer_part(originals: &[Vec<u32>], inner: Option<u32>, outer: u32) -> bool {
+    inner.is_some_and(|inner| originals[inner as usize].ends_with(&originals[outer as usize]))
+}
+
+/// Returns the frame that a line of a Python traceback names: `File "model.py", line 44, in forward`.
+fn frame_of_traceback(line: &str) -> Option<Frame<'_>> {
+    let (file, rest) = line.trim_start().strip_prefix("File \"")?.rsplit_once("\", line ")?;
+    let (line, function) = rest.split_once(", in ").unwrap_or((rest, ""));
+    Some(Frame { file, line: line.trim_end().parse().ok()?, function: function.trim_end() })
+}
+
+/// Returns the file, line and function of a frame. Texts are copied only if they are not valid UTF-8.
+fn frame_of<'h>(heap: &'h Heap, record: &Record) -> (Cow<'h, str>, u32, Cow<'h, str>) {
     // Of a long path the end is kept, of a long function name the beginning.
     let text = |key: Word, cut: fn(&[u8]) -> &[u8]| match record[key as usize] {
         None => Cow::Borrowed(""),

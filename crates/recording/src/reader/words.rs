@@ -62,6 +62,7 @@ words! {
     Frames = "frames",
     Filename = "filename",
     Line = "line",
+    FxOriginalTrace = "fx_original_trace",
     Name = "name",
     Alloc = "alloc",
     FreeRequested = "free_requested",

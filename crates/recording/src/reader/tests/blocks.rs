@@ -1,4 +1,4 @@
-//! Tests of the stacks of blocks.
+//! Tests of the stacks of blocks, and of frames that PyTorch's compiler generated.
 
 use super::*;
 use crate::Start;
@@ -13,6 +13,14 @@ fn frames<const N: usize>(functions: [&'static str; N]) -> Node {
 
 fn frame(file: &'static str, line: i128, name: &'static str) -> Node {
     dict([("filename", text(file)), ("line", int(line)), ("name", text(name))])
+}
+
+/// Returns a frame of generated code.
+fn generated(line: i128, original: &'static str) -> Node {
+    let Node::Dict(mut pairs) = frame("/tmp/cxyz.py", line, "call") else { return Node::None };
+    pairs.push(("fx_node_op", text("call_function")));
+    pairs.push(("fx_original_trace", text(original)));
+    Node::Dict(pairs)
 }
 
 /// Returns an entry about the block with this number, without the stacks of [`entry`].
@@ -134,4 +142,34 @@ fn a_block_from_before_has_the_stack_of_the_final_block_unless_an_event_freed_it
     let before = Start::of(&trace).blocks;
     let found: Vec<_> = before.iter().map(|block| lines_of(&trace, block.stack).concat()).collect();
     assert_eq!(found, ["train.py:7 weights", "", "", "train.py:7 cache"]);
+}
+
+#[test]
+fn lines_of_the_program_replace_the_frame_of_generated_code() {
+    const OUTER: &str = "  File \"model.py\", line 90, in forward\n    y = self.block(x)\n";
+    const INNER: &str = "  File \"model.py\", line 90, in forward\n    y = self.block(x)\n\
+        \n  File \"C:\\my \"code\"\\block.py\", line 44, in <lambda>\n    x, line 5, in y\n";
+    const OTHER: &str = "  File \"loss.py\", line 3, in loss\n    return a\n";
+    let stack = list([
+        frame("torch.py", 1, "empty"),
+        generated(165, INNER),
+        frame("graph_module.py", 2, "wrapped"),
+        generated(12, OUTER),
+        generated(13, OTHER),
+        generated(14, ""),
+        generated(15, "  File \"no_line.py\", line , in f\nnothing"),
+        frame("train.py", 7, "main"),
+    ]);
+    let trace = read_both(&segments(vec![live(0, ("frames", stack))])).unwrap();
+    let expected = [
+        "torch.py:1 empty",
+        "C:\\my \"code\"\\block.py:44 <lambda>",
+        "model.py:90 forward",
+        "graph_module.py:2 wrapped",
+        "loss.py:3 loss",
+        "/tmp/cxyz.py:14 call",
+        "/tmp/cxyz.py:15 call",
+        "train.py:7 main",
+    ];
+    assert_eq!(at_end(&trace, 0), expected);
 }
