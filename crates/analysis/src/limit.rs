@@ -100,7 +100,8 @@ pub(super) fn infer(
     let refused = refusals.below_with(&retries, exact_bytes);
     let highest_bytes = refused.unwrap_or(most_bytes).min(most_bytes);
     let below_bytes = search.below(exact_bytes, highest_bytes, mib.end);
-    let evidence = Evidence { ooms, retries: retries_of(&verification, ooms), collector };
+    let (retried, collections) = (retries_of(&verification, ooms), verification.collections);
+    let evidence = Evidence { ooms, retries: retried, collections };
     let source = refusals.source(evidence, &retries, Some(below_bytes), collected);
     let limit = Limit { bytes, below_bytes: Some(below_bytes), source };
     Some(Inferred { limit, verification })

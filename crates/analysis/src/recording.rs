@@ -113,8 +113,8 @@ pub struct Evidence {
     pub ooms: u64,
     /// The number of requests that allocated a segment only after they had released memory.
     pub retries: u64,
-    /// Whether the decisions of the garbage collector depend on the limit.
-    pub collector: bool,
+    /// The number of requests for which the garbage collector released segments.
+    pub collections: u64,
 }
 
 /// A request that failed although the device had enough free memory.
@@ -127,6 +127,17 @@ pub struct RefusedWithFree {
 }
 
 impl LimitSource {
+    /// Returns the recorded decisions that the limit rests on; `None` if it does not rest on any. `ooms` is the
+    /// number of requests that failed in the recording.
+    pub(crate) fn evidence(&self, ooms: u64) -> Option<Evidence> {
+        match *self {
+            Self::Fraction | Self::TotalMemory | Self::Recorded => None,
+            Self::Inferred(evidence) | Self::Probable(evidence) => Some(evidence),
+            Self::DeviceFull { ooms } => Some(Evidence { ooms, ..Evidence::default() }),
+            Self::Possible(_) => Some(Evidence { ooms, ..Evidence::default() }),
+        }
+    }
+
     /// Returns how certain the limit is, for JSON.
     pub fn certainty(&self) -> &'static str {
         match self {
@@ -170,7 +181,7 @@ pub(super) const EITHER: &str = "either a memory fraction is set, or the driver 
 
 impl fmt::Display for Evidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ooms, retries, collector } = *self;
+        let Self { ooms, retries, collections } = *self;
         let mut parts = Vec::new();
         if ooms > 0 {
             parts.push(counted_as(ooms, FAILED[0], FAILED[1]));
@@ -178,8 +189,8 @@ impl fmt::Display for Evidence {
         if retries > 0 {
             parts.push(counted_as(retries, "retry", "retries"));
         }
-        if collector {
-            parts.push("the decisions of the garbage collector".to_owned());
+        if collections > 0 {
+            parts.push(counted_as(collections, "garbage collection", "garbage collections"));
         }
         match parts.split_last() {
             None => f.write_str("the recorded releases"),

@@ -161,7 +161,7 @@ impl Refusals {
             return None;
         }
         let below_bytes = self.below_with(&self.retries, self.least_bytes);
-        let evidence = Evidence { ooms, retries: 0, collector: false };
+        let evidence = Evidence { ooms, ..Evidence::default() };
         let source = self.source(evidence, &self.retries, below_bytes, false);
         Some(Limit { bytes: self.least_bytes, below_bytes, source })
     }

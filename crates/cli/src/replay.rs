@@ -310,7 +310,7 @@ impl Replayed<'_> {
     }
 
     /// Returns a sentence about what the recording probably lacks, if the replay differs from it.
-    fn probably_lacks(&self) -> Option<&'static str> {
+    fn probably_lacks(&self) -> Option<String> {
         let differs = self.verification.filter(|verification| !verification.is_exact())?;
         Some(self.recording.probably_lacks(differs))
     }

@@ -60,6 +60,8 @@ pub struct Verification {
     pub workload: Workload,
     /// The allocator's layout after the last replayed event.
     pub layout: Vec<SegmentLayout>,
+    /// The number of requests for which the garbage collector released segments.
+    pub collections: u64,
     /// Whether the limit on reserved bytes is too low or too high, if the first difference shows that.
     pub limit: Option<Misfit>,
 }

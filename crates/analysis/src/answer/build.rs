@@ -217,7 +217,11 @@ impl LimitFigures {
 
     fn of(recording: &Recording) -> Self {
         let limit = recording.limit;
+        let evidence = limit.and_then(|limit| limit.source.evidence(recording.figures.ooms));
         Self {
+            limit_failures: evidence.map(|evidence| evidence.ooms),
+            limit_retries: evidence.map(|evidence| evidence.retries),
+            limit_collections: evidence.map(|evidence| evidence.collections),
             limit_bytes: limit.map(|limit| limit.bytes),
             limit_below_bytes: limit.and_then(|limit| limit.below_bytes),
             limit_from: limit.map(|limit| limit.source.to_string()),

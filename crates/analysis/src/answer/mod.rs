@@ -151,6 +151,12 @@ pub struct LimitFigures {
     pub limit_inferred: bool,
     /// How certain it is: `set`, `recorded`, `inferred`, `probable` or `possible`.
     pub limit_certainty: Option<&'static str>,
+    /// The number of failed requests that it was derived from; `null` unless it was derived from events.
+    pub limit_failures: Option<u64>,
+    /// The number of retries that it was derived from: requests that released the cache before they got memory.
+    pub limit_retries: Option<u64>,
+    /// The number of garbage collections that it was derived from.
+    pub limit_collections: Option<u64>,
     /// The limit and its source as a sentence.
     pub limit_sentence: Option<String>,
 }

@@ -49,6 +49,8 @@ fn a_full_device_limits_to_what_was_reserved_and_free() {
         assert_eq!((&json["limit_bytes"], &json["limit_inferred"]), (&limit.into(), &true.into()));
         let from = "the device was full, from what was reserved and free at 1 request that failed";
         assert_eq!(json["limit_from"], from);
+        let numbers = ["failures", "retries", "collections"].map(|of| &json[format!("limit_{of}")]);
+        assert_eq!(numbers, [&Value::from(1), &0.into(), &0.into()]);
         for row in
             [printed(&["replay", &file]), printed(&["compare", &file, "--conf", "backend:native"])]
         {

@@ -134,18 +134,22 @@ fn a_replay_that_differs_names_what_the_recording_probably_lacks() {
     let pools = &case("2.11.0.unrecorded_pool");
     let true_limit = &["--total-memory", "8192MiB", "--memory-fraction", "0.0244140625"];
     let wrong_limit = &["--memory-fraction", "0.05"];
+    let mut made = Made::default();
+    for segment in [BASE, BASE + 64 * MIB] {
+        made.segment(segment, 20 * MIB);
+        made.alloc(segment, 3 * MIB);
+    }
+    let grown = folder.file("grown.json", &made.json());
+    let possible_limit = &["--total-memory", "80GiB"];
     for (file, set, lacks) in [
-        (
-            frac,
-            &wrong_limit[..],
-            "settings that changed while the program ran, or its limit if that is not",
-        ),
+        (frac, &wrong_limit[..], "its limit: the entries show one between 6,364 and 6,3"),
         (pools, &true_limit[..], "the pools of requests, which PyTorch records from 2.12 on"),
         (
             &collects,
             &[],
             "the limit near which garbage_collection_threshold acted: --memory-fraction",
         ),
+        (&grown, possible_limit, "settings that changed while the program ran, or other rules"),
         (&odd, &[], "settings that changed while the program ran"),
     ] {
         let row = verified(file, set);

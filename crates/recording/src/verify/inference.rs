@@ -44,9 +44,10 @@ impl Verifier<'_> {
             && matches!(self.engine.predict(pool, asked_by(request)), Prediction::Hit(_))
     }
 
-    /// Returns true if an explicit call caused the releases at the start of `rest`, not the request.
+    /// Returns true if an explicit call caused the releases at the start of `rest`, not the request. Counts
+    /// those of the garbage collector.
     pub(super) fn is_explicit(
-        &self,
+        &mut self,
         rest: &[TraceEvent],
         pool: PoolId,
         request: Option<&TraceEvent>,
@@ -67,7 +68,11 @@ impl Verifier<'_> {
             }
         }
         match self.engine.predict(pool, asked_by(request)) {
-            Prediction::Collect(own) => is_beyond(rest, &own),
+            Prediction::Collect(own) => {
+                let is_explicit = is_beyond(rest, &own);
+                self.result.collections += u64::from(!is_explicit);
+                is_explicit
+            }
             // The request first releases oversize blocks, if it has any, and then everything, unless these
             // suffice or it is captured.
             Prediction::Limit(own) => {
