@@ -5,9 +5,9 @@
 //! `workload` extracts the requests of a trace, without the decisions of its allocator. `pools` finds the
 //! pool of each request; where it is not recorded (PyTorch 2.11), from the final layout. `verify` compares
 //! the decisions of this library's engine with the recorded ones. `run` replays the requests on any
-//! allocator and measures the time. `stacks` stores the stacks of requests, `frames` separates the
-//! program's frames from the runtime's, and `start` reconstructs the layout before the first event.
-//! `progress` is what long work uses of its caller: a clock, threads, and where it reports and is
+//! allocator and measures the time. `stacks` stores the stacks of requests, and `start` reconstructs the
+//! layout before the first event. `frames` separates the program's frames from the runtime's; `paths` knows
+//! their files. `progress` is what long work uses of its caller: a clock, threads, and where it reports and is
 //! cancelled.
 //!
 //! The version of PyTorch that made a recording is derived from its contents ([`Trace::torch_version`]). In
@@ -18,6 +18,7 @@ mod complete;
 mod describe;
 mod evidence;
 mod frames;
+mod paths;
 mod pools;
 mod progress;
 pub mod reader;

@@ -12,6 +12,8 @@ use std::num::NonZeroU32;
 
 use hashbrown::HashTable;
 
+use super::paths::with_slashes;
+
 /// The maximum number of frames kept of one stack: half of them from the inner end, half from the outer
 /// end.
 pub(super) const FRAMES_MAX: usize = 512;
@@ -34,7 +36,7 @@ impl StackId {
 /// One frame of a recorded stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Frame<'a> {
-    /// The file, as recorded.
+    /// The file, as recorded, with `/` between folders.
     pub file: &'a str,
     /// The line in the file; 0 if unknown.
     pub line: u32,
@@ -189,7 +191,7 @@ fn tail(text: &str) -> &str {
 impl StackBuilder {
     /// Returns the number of a frame, for [`Self::add`], or `None` if it exceeds the memory limit.
     pub(super) fn frame(&mut self, frame: Frame<'_>, may_grow: MayGrow<'_>) -> Option<u32> {
-        let file = self.text(tail(frame.file), may_grow)?;
+        let file = self.text(tail(&with_slashes(frame.file)), may_grow)?;
         let function = self.text(head(frame.function), may_grow)?;
         let numbers = Numbers { file, line: frame.line, function };
         let (frames, hasher) = (&self.stacks.frames, &self.hasher);
