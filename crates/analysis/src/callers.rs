@@ -12,7 +12,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::categories::Category;
-use stratalloc_recording::{Frame, FrameKind, Runtime, StackId, Stacks};
+use stratalloc_recording::{Frame, FrameKind, Runtime, StackId, Stacks, thread_entries};
 
 /// The frames that are compared to tell callers apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,11 +32,23 @@ struct Caller {
     chain: Vec<u32>,
     /// The library code that the innermost frame of `chain` called.
     library: Vec<u32>,
-    /// True if `chain` is empty and the stack has a frame of autograd's engine.
-    is_engine: bool,
+    /// The reason why `chain` is empty.
+    bare: Bare,
     category: Category,
     /// The stack itself, if all frames are compared.
     stack: Option<StackId>,
+}
+
+/// The kind of a stack that has no frame to name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Bare {
+    /// The stack has frames to name, or none that are known.
+    #[default]
+    Other,
+    /// Autograd's engine made the request, between nodes of the backward pass.
+    Engine,
+    /// Autograd's engine sums a gradient over the dimensions in which the parameter was broadcast.
+    ReducedGradient,
 }
 
 /// The callers of all stacks of a recording.
@@ -62,7 +74,11 @@ impl<'a> Callers<'a> {
     /// Finds the caller of each stack.
     pub fn of(stacks: &'a Stacks, compared: Compared) -> Self {
         let frames = || (0..stacks.frame_count()).map(|number| stacks.frame(number));
-        let kinds = frames().map(|frame| frame.kind()).collect();
+        let kinds = frames().zip(thread_entries(stacks)).map(|(frame, is_entry)| match is_entry {
+            true => FrameKind::Runtime(Runtime::System),
+            false => frame.kind(),
+        });
+        let kinds = kinds.collect();
         let rules: Vec<_> = frames().map(|frame| Category::rule_of(&frame)).collect();
         let mut all = Self { stacks, callers: Vec::new(), of_stacks: Vec::new(), kinds };
         let mut known: HashMap<Caller, u32> = HashMap::new();
@@ -106,19 +122,33 @@ impl<'a> Callers<'a> {
         }
         let compiled = of_kind(FrameKind::Compiled);
         let node = compiled.iter().find(|&&frame| self.frame(frame).backward_node().is_some());
-        let chain = node.map_or_else(|| compiled.clone(), |&node| vec![node]);
-        let is_engine = chain.is_empty()
-            && numbers.iter().any(|&f| self.kind(f) == FrameKind::Runtime(Runtime::Autograd));
-        Caller { chain, is_engine, ..Caller::default() }
+        if let Some(&node) = node {
+            return Caller { chain: vec![node], ..Caller::default() };
+        }
+        let is_engine =
+            numbers.iter().any(|&f| self.kind(f) == FrameKind::Runtime(Runtime::Autograd));
+        let bare = match is_engine {
+            true if self.reduces_gradient(numbers) => Bare::ReducedGradient,
+            true if compiled.is_empty() => Bare::Engine,
+            _ => Bare::Other,
+        };
+        let chain = if bare == Bare::ReducedGradient { Vec::new() } else { compiled };
+        Caller { chain, bare, ..Caller::default() }
+    }
+
+    /// Returns true if autograd's engine sums a gradient to the shape of the tensor that it belongs to. It
+    /// does so in `reduce_grad`, in earlier versions in `validate_outputs` itself.
+    fn reduces_gradient(&self, numbers: &[u32]) -> bool {
+        let has = |part: &str| numbers.iter().any(|&f| self.frame(f).function.contains(part));
+        has("InputMetadata::reduce_grad") || (has("validate_outputs") && has("sum_to"))
     }
 
     /// Returns the frames of packages other than PyTorch and Python's standard library. If there are
     /// none, returns all frames.
     fn of_packages(&self, library: Vec<u32>) -> Vec<u32> {
         let is_of_package = |&&number: &&u32| {
-            let (file, name) = (self.frame(number).file, library_file(&self.frame(number)));
-            let is_installed = ["site-packages", "dist-packages"].iter().any(|f| file.contains(f));
-            is_installed && !name.starts_with("torch/")
+            let file = self.frame(number).installed_file();
+            file.is_some_and(|file| !file.starts_with("torch/"))
         };
         let others: Vec<u32> = library.iter().filter(is_of_package).copied().collect();
         if others.is_empty() { library } else { others }
@@ -147,10 +177,9 @@ impl<'a> Callers<'a> {
         u32::try_from(self.callers.len()).unwrap_or(u32::MAX)
     }
 
-    /// Returns true if the caller's stack has frames of autograd's engine, and none of the program, of
-    /// libraries or of compiled code.
-    pub(crate) fn is_engine(&self, caller: u32) -> bool {
-        self.callers[caller as usize].is_engine
+    /// Returns the reason why a caller has no frames.
+    pub(crate) fn bare(&self, caller: u32) -> Bare {
+        self.callers[caller as usize].bare
     }
 
     /// Returns the kind of a frame.
@@ -228,7 +257,7 @@ impl<'a> Callers<'a> {
     }
 
     fn label(&self, caller: u32, shown: Shown, files: &HashMap<&str, Vec<&str>>) -> String {
-        let Caller { chain, library, is_engine, .. } = &self.callers[caller as usize];
+        let Caller { chain, library, bare, .. } = &self.callers[caller as usize];
         let text = |number: &u32| self.text(*number, files);
         let cut = |mut frames: Vec<String>| {
             if frames.len() > FRAMES_WHOLE {
@@ -237,10 +266,11 @@ impl<'a> Callers<'a> {
             frames.join(" < ")
         };
         let frames: Vec<String> = chain.iter().take(shown.chain).map(text).collect();
-        let mut label = match (frames.is_empty(), is_engine) {
-            (true, true) => "(autograd's engine, no code of the program in the stack)".to_owned(),
-            (true, false) => "(no code of the program in the stack)".to_owned(),
-            (false, _) => cut(frames),
+        let mut label = match bare {
+            _ if !frames.is_empty() => cut(frames),
+            Bare::ReducedGradient => "gradient reduced to its parameter's shape".to_owned(),
+            Bare::Engine => "(autograd's engine, no code of the program in the stack)".to_owned(),
+            Bare::Other => "(no code of the program in the stack)".to_owned(),
         };
         let called: Vec<String> = library.iter().take(shown.library).map(text).collect();
         if !called.is_empty() {
@@ -267,7 +297,7 @@ impl<'a> Callers<'a> {
         let frame = self.frame(number);
         let file = match self.kind(number) {
             FrameKind::Program => program_file(&frame, files),
-            FrameKind::Library => library_file(&frame),
+            FrameKind::Library => frame.library_file(),
             FrameKind::Compiled | FrameKind::Runtime(_) => {
                 let function = frame.backward_node().unwrap_or(frame.short_function());
                 return Frame { file: "", line: 0, function };
@@ -335,20 +365,6 @@ fn program_file<'a>(frame: &Frame<'a>, files: &HashMap<&str, Vec<&str>>) -> &'a 
     };
     let starts = frame.file.rmatch_indices('/').map(|(at, _)| &frame.file[at + 1..]);
     starts.into_iter().find(is_alone).unwrap_or(frame.file)
-}
-
-/// Returns the path of a library's file relative to the folder that contains its package. If no such folder
-/// is known, as for Python's own library, returns the file name alone.
-fn library_file<'a>(frame: &Frame<'a>) -> &'a str {
-    for folder in ["site-packages/", "dist-packages/"] {
-        if let Some((_, path)) = frame.file.rsplit_once(folder) {
-            return path;
-        }
-    }
-    match frame.file.rsplit_once("/torch/") {
-        Some((before, _)) => &frame.file[before.len() + 1..],
-        None => frame.base_name(),
-    }
 }
 
 #[cfg(test)]
@@ -473,7 +489,9 @@ mod tests {
             &[UNWIND, grad, engine],
             &[UNWIND, "main.cpp:0 at::native::mul(at::Tensor const&)", "main.cpp:0 run()"],
             &[UNWIND, engine],
+            &[UNWIND, engine, "??:0 __xmknodat"],
             &[UNWIND],
+            &[UNWIND, "??:0 layer", "??:0 worker", "??:0 start_thread", "??:0 clone3"],
         ]);
         assert_eq!(
             labels,
@@ -483,8 +501,31 @@ mod tests {
                 "MulBackward0 [backward pass]",
                 "AccumulateGrad [gradients]",
                 "mul < run",
-                "(autograd's engine, no code of the program in the stack)",
+                "(autograd's engine, no code of the program in the stack) [backward pass]",
                 "(no code of the program in the stack)",
+                "layer < worker",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_gradient_reduced_by_the_engine_is_named_whatever_names_libc_gives_to_threads() {
+        let reduce = "??:0 torch::autograd::InputMetadata::reduce_grad(at::Tensor&) const";
+        let validate = "engine.cpp:0 void torch::autograd::validate_outputs_impl<X>(int)";
+        let sum_to = "??:0 at::sum_to(at::Tensor, c10::ArrayRef<long>)";
+        let sum = "??:0 at::native::sum(at::Tensor const&)";
+        let engine = "??:0 torch::autograd::Engine::thread_main(std::shared_ptr<X> const&)";
+        let (routine, clone) = ("thread.o:0 execute_native_thread_routine", "??:0 __nss_passwd");
+        let labels = labels(&[
+            &[UNWIND, sum, reduce, validate, engine, routine, "??:0 __sigsetjmp", clone],
+            &[UNWIND, sum, sum_to, validate, engine, routine, "??:0 __sigsetjmp", clone],
+            &[UNWIND, engine, "??:0 BaseThreadInitThunk", "??:0 RtlUserThreadStart"],
+        ]);
+        assert_eq!(
+            labels,
+            [
+                "gradient reduced to its parameter's shape [gradients]",
+                "(autograd's engine, no code of the program in the stack) [backward pass]",
             ]
         );
     }

@@ -18,6 +18,8 @@ pub enum Category {
     OptimizerStep,
     /// Requests of a module's forward pass.
     Activations,
+    /// Copies of tensors in the type that autocast chooses for an operator.
+    AutocastCopies,
     /// Requests of a node of the backward pass.
     BackwardPass,
     /// Scratch memory of cuBLAS, cuBLASLt and cuDNN.
@@ -38,8 +40,8 @@ pub enum Category {
 }
 
 use Category::{
-    Activations, BackwardPass, CuPy, Gradients, Numba, OnnxRuntime, OptimizerState, OptimizerStep,
-    Parameters, Rmm, TensorRt, Workspace,
+    Activations, AutocastCopies, BackwardPass, CuPy, Gradients, Numba, OnnxRuntime, OptimizerState,
+    OptimizerStep, Parameters, Rmm, TensorRt, Workspace,
 };
 
 /// A pattern that recognises the frame of a listed function.
@@ -53,11 +55,13 @@ enum RuleMark {
     Node(&'static str),
     /// Any node of the backward pass.
     AnyNode,
+    /// A compiled function whose name contains this text.
+    Within(&'static str),
     /// A scope of this name (`Context::scope`).
     Scope(&'static str),
 }
 
-use RuleMark::{AnyNode, Compiled, Node, Python, Scope};
+use RuleMark::{AnyNode, Compiled, Node, Python, Scope, Within};
 
 /// The listed functions. If a stack matches several rows, the first row counts. For example, a workspace
 /// that is requested in a forward pass is a workspace. A forward pass that activation checkpointing
@@ -81,24 +85,30 @@ const RULES: &[(Category, RuleMark)] = &[
     (Workspace, Compiled("getCUDABlasLtWorkspace")),
     (Workspace, Compiled("CublasLtWorkspace")),
     (Workspace, Compiled("run_conv_plan")),
+    (AutocastCopies, Within("at::autocast::cached_cast")),
+    (AutocastCopies, Python("torch/amp/autocast_mode.py", "_cast")),
+    (AutocastCopies, Python("torch/cuda/amp/autocast_mode.py", "_cast")),
     (OptimizerState, Python("torch/optim/", "_init_group")),
     (OptimizerStep, Python("torch/optim/optimizer.py", "wrapper")),
     (Parameters, Python("torch/nn/modules/module.py", "convert")),
     (Parameters, Python("torch/nn/modules/", "__init__")),
     (Gradients, Node("AccumulateGrad")),
     (Gradients, Python("torch/autograd/__init__.py", "_make_grads")),
+    (Gradients, Within("torch::autograd::validate_outputs")),
     (BackwardPass, AnyNode),
+    (BackwardPass, Within("torch::autograd::Engine::")),
     (Activations, Python("torch/nn/modules/module.py", "_call_impl")),
 ];
 
 impl Category {
     /// Every category, in the order in which tables show them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Parameters,
         Gradients,
         OptimizerState,
         OptimizerStep,
         Activations,
+        AutocastCopies,
         BackwardPass,
         Workspace,
         CuPy,
@@ -130,6 +140,7 @@ impl Category {
             OptimizerState => "optimizer state",
             OptimizerStep => "optimizer step",
             Activations => "activations",
+            AutocastCopies => "copies of autocast",
             BackwardPass => "backward pass",
             Workspace => "workspace",
             CuPy => "CuPy",
@@ -145,8 +156,9 @@ impl Category {
 impl RuleMark {
     fn is_on(self, frame: &Frame<'_>) -> bool {
         match self {
-            Python(file, function) => frame.function == function && frame.file.contains(file),
+            Python(file, function) => frame.function == function && frame.is_in(file),
             Compiled(name) => !frame.file.ends_with(".py") && frame.short_function() == name,
+            Within(text) => frame.function.contains(text),
             Node(name) => frame.backward_node() == Some(name),
             AnyNode => frame.backward_node().is_some(),
             Scope(name) => frame.file == "scope" && frame.function == name,
@@ -181,13 +193,18 @@ mod tests {
             "Conv_v8.cpp",
             "at::native::(anonymous namespace)::run_conv_plan(cudnnContext*, at::Tensor const&)",
         ),
+        ("??", "at::autocast::cached_cast(c10::ScalarType, at::Tensor const&, c10::DeviceType)"),
+        ("/v/site-packages/torch/amp/autocast_mode.py", "_cast"),
+        ("C:/v/Lib/site-packages/torch/cuda/amp/autocast_mode.py", "_cast"),
         ("/v/site-packages/torch/optim/adam.py", "_init_group"),
         ("/v/site-packages/torch/optim/optimizer.py", "wrapper"),
         ("/v/site-packages/torch/nn/modules/module.py", "convert"),
         ("/v/site-packages/torch/nn/modules/linear.py", "__init__"),
         ("??", "torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor>&&)"),
         ("/v/site-packages/torch/autograd/__init__.py", "_make_grads"),
+        ("", "void torch::autograd::validate_outputs_impl<torch::autograd::Edge>(int)"),
         ("??", "torch::autograd::generated::MulBackward0::apply(std::vector<at::Tensor>&&)"),
+        ("??", "torch::autograd::Engine::thread_main(std::shared_ptr<X> const&)"),
         ("/v/site-packages/torch/nn/modules/module.py", "_call_impl"),
     ];
 
@@ -220,6 +237,5 @@ mod tests {
             |(file, function): (&str, &str)| Category::rule_of(&Frame { file, line: 1, function });
         let rules = [of(("/v/torch/nn/modules/module.py", "_call_impl")), of(RECORDED[11])];
         assert_eq!(Category::of_rules(rules.into_iter()), Workspace);
-        assert_eq!(Category::ALL.map(Category::name).len(), 13);
     }
 }

@@ -6,8 +6,8 @@
 //! pool of each request; where it is not recorded (PyTorch 2.11), from the final layout. `verify` compares
 //! the decisions of this library's engine with the recorded ones. `run` replays the requests on any
 //! allocator and measures the time. `stacks` stores the stacks of requests, and `start` reconstructs the
-//! layout before the first event. `frames` separates the program's frames from the runtime's; `paths` knows
-//! their files. `progress` is what long work uses of its caller: a clock, threads, and where it reports and is
+//! layout before the first event. `frames` separates the program's frames from the runtime's: `paths` by
+//! their files, `entries` at the start of threads. `progress` is what long work uses of its caller: a clock, threads, and where it reports and is
 //! cancelled.
 //!
 //! The version of PyTorch that made a recording is derived from its contents ([`Trace::torch_version`]). In
@@ -16,6 +16,7 @@
 mod addresses;
 mod complete;
 mod describe;
+mod entries;
 mod evidence;
 mod frames;
 mod paths;
@@ -29,6 +30,7 @@ mod trace;
 mod verify;
 mod workload;
 
+pub use entries::thread_entries;
 pub use evidence::{Lack, MissingEntries, NoHistory};
 pub use frames::{FrameKind, Runtime};
 pub use pools::PoolRouting;

@@ -296,15 +296,15 @@ impl Lists<'_> {
     }
 
     fn frames(&self, stack: StackId) -> Vec<FrameFigures> {
-        let is_shown = |frame: &Frame<'_>| {
+        let stacks = &self.recording.trace.stacks;
+        let is_shown = |frame: &&u32| {
             self.question.compared == Compared::AllFrames
-                || !matches!(frame.kind(), FrameKind::Runtime(_))
+                || !matches!(self.callers.kind(**frame), FrameKind::Runtime(_))
         };
-        let frames = self.recording.trace.stacks.frames(stack).filter(is_shown);
-        let figures = |Frame { file, line, function }: Frame<'_>| FrameFigures {
-            filename: file.to_owned(),
-            line,
-            name: function.to_owned(),
+        let frames = stacks.frame_numbers(stack).iter().filter(is_shown);
+        let figures = |number: &u32| {
+            let Frame { file, line, function } = stacks.frame(*number);
+            FrameFigures { filename: file.to_owned(), line, name: function.to_owned() }
         };
         frames.map(figures).collect()
     }

@@ -66,7 +66,7 @@ impl Codes {
                 };
                 let frames: Vec<u32> = callers[side].frames(caller).map(number).collect();
                 let new = u32::try_from(known.len()).unwrap_or(u32::MAX);
-                *known.entry((frames, category, callers[side].is_engine(caller))).or_insert(new)
+                *known.entry((frames, category, callers[side].bare(caller))).or_insert(new)
             };
             (0..callers[side].count()).map(code).collect()
         });
