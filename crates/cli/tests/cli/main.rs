@@ -18,6 +18,7 @@ mod guide;
 mod limits;
 mod luck;
 mod made;
+mod names;
 mod needs;
 mod newer;
 mod options;
