@@ -56,6 +56,8 @@ pub(crate) enum Bare {
 pub struct Callers<'a> {
     stacks: &'a Stacks,
     callers: Vec<Caller>,
+    /// The frame that shows the category, for each caller.
+    shown_by: Vec<Option<u32>>,
     /// The caller's number for each stack, by the index of the stack.
     of_stacks: Vec<u32>,
     kinds: Vec<FrameKind>,
@@ -80,12 +82,14 @@ impl<'a> Callers<'a> {
         });
         let kinds = kinds.collect();
         let rules: Vec<_> = frames().map(|frame| Category::rule_of(&frame)).collect();
-        let mut all = Self { stacks, callers: Vec::new(), of_stacks: Vec::new(), kinds };
+        let (callers, shown_by, of_stacks) = Default::default();
+        let mut all = Self { stacks, callers, shown_by, of_stacks, kinds };
         let mut known: HashMap<Caller, u32> = HashMap::new();
         for stack in stacks.ids() {
             let mut caller = all.caller_of(stack);
-            let frames = stacks.frame_numbers(stack).iter();
-            let category = Category::of_rules(frames.map(|&frame| rules[frame as usize]));
+            let frames = || stacks.frame_numbers(stack).iter().copied();
+            let rule_of = |frame: u32| rules[frame as usize];
+            let category = Category::of_rules(frames().map(rule_of));
             // Labels do not show the category activations. So the same code must not become two callers
             // only because one of its requests is an activation.
             caller.category = match category {
@@ -93,9 +97,11 @@ impl<'a> Callers<'a> {
                 named => named,
             };
             caller.stack = (compared == Compared::AllFrames).then_some(stack);
-            let callers = &mut all.callers;
+            let (callers, shown_by) = (&mut all.callers, &mut all.shown_by);
             let number = *known.entry(caller).or_insert_with_key(|caller| {
                 callers.push(Caller { category, ..caller.clone() });
+                let with_rule = frames().filter(|&frame| rule_of(frame).is_some());
+                shown_by.push(with_rule.min_by_key(|&frame| rule_of(frame)));
                 u32::try_from(callers.len() - 1).unwrap_or(0)
             });
             all.of_stacks.push(number);
@@ -196,10 +202,15 @@ impl<'a> Callers<'a> {
         self.callers[caller as usize].category
     }
 
-    /// Returns the name of a caller's category; `None` if it is unknown.
-    pub fn category_name(&self, caller: u32) -> Option<&'static str> {
-        let category = self.category(caller);
-        (category != Category::Unknown).then(|| category.name())
+    /// Returns the frame that shows the category of a caller, as labels show it; `None` if it is unknown.
+    pub(crate) fn category_frame(&self, caller: u32, files: &Files<'_>) -> Option<String> {
+        let number = self.shown_by[caller as usize]?;
+        let frame = self.frame(number);
+        // Labels omit the file of a function that only forwards a call.
+        match self.kind(number) == FrameKind::Runtime(Runtime::Wrapper) && frame.line > 0 {
+            true => Some(format!("{}:{} {}", frame.library_file(), frame.line, frame.function)),
+            false => Some(self.text(number, files)),
+        }
     }
 
     /// Returns true if the recording has requests of a backward pass.
@@ -256,7 +267,7 @@ impl<'a> Callers<'a> {
         rows.iter().copied().filter(has_more).collect()
     }
 
-    fn label(&self, caller: u32, shown: Shown, files: &HashMap<&str, Vec<&str>>) -> String {
+    fn label(&self, caller: u32, shown: Shown, files: &Files<'_>) -> String {
         let Caller { chain, library, bare, .. } = &self.callers[caller as usize];
         let text = |number: &u32| self.text(*number, files);
         let cut = |mut frames: Vec<String>| {
@@ -284,7 +295,7 @@ impl<'a> Callers<'a> {
     }
 
     /// Formats a frame.
-    fn text(&self, number: u32, files: &HashMap<&str, Vec<&str>>) -> String {
+    fn text(&self, number: u32, files: &Files<'_>) -> String {
         match self.short_frame(number, files) {
             Frame { file: "", function, .. } => function.to_owned(),
             Frame { file, line, function } => format!("{file}:{line} {function}"),
@@ -293,7 +304,7 @@ impl<'a> Callers<'a> {
 
     /// Returns a frame as labels show it. Omits folders that are not needed to identify the frame's file.
     /// Frames of compiled code have no file and no line.
-    fn short_frame(&self, number: u32, files: &HashMap<&str, Vec<&str>>) -> Frame<'a> {
+    fn short_frame(&self, number: u32, files: &Files<'_>) -> Frame<'a> {
         let frame = self.frame(number);
         let file = match self.kind(number) {
             FrameKind::Program => program_file(&frame, files),
@@ -324,8 +335,8 @@ impl<'a> Callers<'a> {
     }
 
     /// Returns the paths of the program's own files, grouped by file name.
-    fn program_files(&self) -> HashMap<&'a str, Vec<&'a str>> {
-        let mut files: HashMap<&str, Vec<&str>> = HashMap::new();
+    pub(crate) fn program_files(&self) -> Files<'a> {
+        let mut files = Files::new();
         let numbers =
             (0..self.stacks.frame_count()).filter(|&n| self.kind(n) == FrameKind::Program);
         let mut known = HashSet::new();
@@ -337,6 +348,9 @@ impl<'a> Callers<'a> {
         files
     }
 }
+
+/// The paths of the program's own files, by file name.
+pub(crate) type Files<'a> = HashMap<&'a str, Vec<&'a str>>;
 
 /// The numbers of frames in a label.
 #[derive(Clone, Copy, Debug)]
@@ -353,7 +367,7 @@ impl Default for Shown {
 
 /// Returns the shortest end of the path that no other file of the program has. Returns the whole path if
 /// too many files have the same name.
-fn program_file<'a>(frame: &Frame<'a>, files: &HashMap<&str, Vec<&str>>) -> &'a str {
+fn program_file<'a>(frame: &Frame<'a>, files: &Files<'_>) -> &'a str {
     let others = files.get(frame.base_name()).map_or(&[][..], Vec::as_slice);
     if others.len() > FILES_MOST {
         return frame.file;

@@ -1,8 +1,11 @@
-//! The purpose of a block, derived from the stack that requested the block.
+//! The purpose of a block, derived from the stack that requested the block, and from the block's life.
 //!
 //! [`RULES`] lists functions that show the category of a request. A stack without any of these functions is
-//! [`Category::Unknown`]. Sizes, ages and names of the program's own functions are not used.
+//! [`Category::Unknown`]. The life of a block then refines the category ([`Category::with`]): a gradient
+//! lives on after the backward pass that requested it. Sizes, ages and names of the program's own functions
+//! are not used.
 
+use super::passes::Fate;
 use stratalloc_recording::Frame;
 
 /// The purpose of a block.
@@ -10,6 +13,8 @@ use stratalloc_recording::Frame;
 pub enum Category {
     /// Parameters and buffers of modules.
     Parameters,
+    /// Tensors read from a file, whatever they are for.
+    LoadedFile,
     /// Gradients of parameters, and the gradient with which a backward pass begins.
     Gradients,
     /// Tensors that an optimizer keeps between its steps.
@@ -18,11 +23,19 @@ pub enum Category {
     OptimizerStep,
     /// Requests of a module's forward pass.
     Activations,
+    /// Those that autograd freed in the backward pass.
+    ActivationsKept,
+    /// Requests of a pass that were freed in it.
+    Temporary,
     /// Copies of tensors in the type that autocast chooses for an operator.
     AutocastCopies,
     /// Requests of a node of the backward pass.
     BackwardPass,
-    /// Scratch memory of cuBLAS, cuBLASLt and cuDNN.
+    /// Buckets of gradients, gathered parameters and other buffers of collectives.
+    Communication,
+    /// Keys and values of attention, kept between the tokens of a sequence.
+    KvCache,
+    /// Scratch memory of cuBLAS, cuBLASLt, cuDNN and MIOpen.
     Workspace,
     /// Requests of CuPy.
     CuPy,
@@ -40,8 +53,9 @@ pub enum Category {
 }
 
 use Category::{
-    Activations, AutocastCopies, BackwardPass, CuPy, Gradients, Numba, OnnxRuntime, OptimizerState,
-    OptimizerStep, Parameters, Rmm, TensorRt, Workspace,
+    Activations, ActivationsKept, AutocastCopies, BackwardPass, Communication, CuPy, Gradients,
+    KvCache, LoadedFile, Numba, OnnxRuntime, OptimizerState, OptimizerStep, Parameters, Rmm,
+    Temporary, TensorRt, Workspace,
 };
 
 /// A pattern that recognises the frame of a listed function.
@@ -49,6 +63,8 @@ use Category::{
 enum RuleMark {
     /// A Python function of this name, in a file whose path contains the second text.
     Python(&'static str, &'static str),
+    /// Any Python function in this file.
+    File(&'static str),
     /// A compiled function of this name, compared without namespaces, parameters and template arguments.
     Compiled(&'static str),
     /// The node of the backward pass with this name.
@@ -61,7 +77,7 @@ enum RuleMark {
     Scope(&'static str),
 }
 
-use RuleMark::{AnyNode, Compiled, Node, Python, Scope, Within};
+use RuleMark::{AnyNode, Compiled, File, Node, Python, Scope, Within};
 
 /// The listed functions. If a stack matches several rows, the first row counts. For example, a workspace
 /// that is requested in a forward pass is a workspace. A forward pass that activation checkpointing
@@ -85,31 +101,64 @@ const RULES: &[(Category, RuleMark)] = &[
     (Workspace, Compiled("getCUDABlasLtWorkspace")),
     (Workspace, Compiled("CublasLtWorkspace")),
     (Workspace, Compiled("run_conv_plan")),
+    (Workspace, Within("at::native::(anonymous namespace)::Workspace::Workspace")),
+    (Communication, Within("c10d::")),
+    (Communication, File("torch/distributed/distributed_c10d.py")),
+    (Communication, File("torch/distributed/_functional_collectives.py")),
+    (Communication, Python("torch/nn/parallel/distributed.py", "_ddp_init_helper")),
+    (Communication, Python("torch/distributed/fsdp/", "_alloc_padded_unsharded_flat_param")),
+    (Communication, Python("torch/distributed/", "foreach_all_gather")),
+    (Communication, Python("torch/distributed/", "init_all_gather_outputs")),
+    (Communication, Python("torch/distributed/", "alloc_all_gather_outputs")),
     (AutocastCopies, Within("at::autocast::cached_cast")),
     (AutocastCopies, Python("torch/amp/autocast_mode.py", "_cast")),
     (AutocastCopies, Python("torch/cuda/amp/autocast_mode.py", "_cast")),
+    (KvCache, File("transformers/cache_utils.py")),
+    (KvCache, Python("vllm/", "_allocate_kv_cache_tensors")),
+    (KvCache, Python("vllm/", "_allocate_kv_cache")),
+    (KvCache, File("sglang/srt/mem_cache/memory_pool.py")),
     (OptimizerState, Python("torch/optim/", "_init_group")),
-    (OptimizerStep, Python("torch/optim/optimizer.py", "wrapper")),
+    (OptimizerState, Python("bitsandbytes/optim/", "get_state_buffer")),
+    (OptimizerState, Python("bitsandbytes/optim/", "init_state")),
+    (Parameters, Python("torch/nn/modules/module.py", "_apply")),
     (Parameters, Python("torch/nn/modules/module.py", "convert")),
     (Parameters, Python("torch/nn/modules/", "__init__")),
+    (Parameters, File("torch/nn/parameter.py")),
+    (Parameters, Python("torch/distributed/fsdp/", "flatten_tensors")),
+    (Parameters, Python("torch/distributed/fsdp/", "shard")),
+    (Parameters, Python("torch/distributed/", "_init_sharded_param")),
+    (Parameters, Python("transformers/modeling_utils.py", "from_pretrained")),
+    (Parameters, Python("diffusers/models/modeling_utils.py", "from_pretrained")),
+    (Parameters, Python("accelerate/utils/modeling.py", "set_module_tensor_to_device")),
+    (Parameters, Python("safetensors/torch.py", "load_model")),
+    (LoadedFile, Python("safetensors/torch.py", "load_file")),
+    (LoadedFile, Python("torch/serialization.py", "load")),
     (Gradients, Node("AccumulateGrad")),
     (Gradients, Python("torch/autograd/__init__.py", "_make_grads")),
     (Gradients, Within("torch::autograd::validate_outputs")),
     (BackwardPass, AnyNode),
     (BackwardPass, Within("torch::autograd::Engine::")),
+    (BackwardPass, Python("torch/autograd/graph.py", "_engine_run_backward")),
     (Activations, Python("torch/nn/modules/module.py", "_call_impl")),
+    // An optimizer's step may run a whole forward pass (a closure), so that is recognised before.
+    (OptimizerStep, Python("torch/optim/optimizer.py", "wrapper")),
 ];
 
 impl Category {
     /// Every category, in the order in which tables show them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 19] = [
         Parameters,
+        LoadedFile,
         Gradients,
         OptimizerState,
         OptimizerStep,
+        ActivationsKept,
         Activations,
         AutocastCopies,
         BackwardPass,
+        Temporary,
+        Communication,
+        KvCache,
         Workspace,
         CuPy,
         Rmm,
@@ -132,16 +181,33 @@ impl Category {
         first.map_or(Self::Unknown, |place| RULES[usize::from(place)].0)
     }
 
+    /// Returns the category of a block, from that of its request and from its life.
+    pub(super) fn with(self, fate: Fate) -> Self {
+        match (self, fate) {
+            (Activations | Self::Unknown, Fate::FreedByBackward) => ActivationsKept,
+            (Activations, Fate::FreedBeforeBackward) => Temporary,
+            (BackwardPass | OptimizerStep, Fate::FreedInPass) => Temporary,
+            (BackwardPass, Fate::OutlivesPass) => Gradients,
+            (OptimizerStep, Fate::OutlivesPass) => OptimizerState,
+            _ => self,
+        }
+    }
+
     /// Returns the name, as tables and JSON show it.
     pub fn name(self) -> &'static str {
         match self {
             Parameters => "parameters and buffers",
+            LoadedFile => "loaded from a file",
             Gradients => "gradients",
             OptimizerState => "optimizer state",
             OptimizerStep => "optimizer step",
             Activations => "activations",
+            ActivationsKept => "activations kept for the backward pass",
+            Temporary => "temporary",
             AutocastCopies => "copies of autocast",
             BackwardPass => "backward pass",
+            Communication => "communication buffers",
+            KvCache => "KV cache",
             Workspace => "workspace",
             CuPy => "CuPy",
             Rmm => "RMM",
@@ -157,6 +223,7 @@ impl RuleMark {
     fn is_on(self, frame: &Frame<'_>) -> bool {
         match self {
             Python(file, function) => frame.function == function && frame.is_in(file),
+            File(file) => frame.is_in(file),
             Compiled(name) => !frame.file.ends_with(".py") && frame.short_function() == name,
             Within(text) => frame.function.contains(text),
             Node(name) => frame.backward_node() == Some(name),
@@ -164,6 +231,16 @@ impl RuleMark {
             Scope(name) => frame.file == "scope" && frame.function == name,
         }
     }
+}
+
+/// Returns true if the frame is of autograd's engine, which runs a backward pass.
+pub(super) fn is_of_engine(frame: &Frame<'_>) -> bool {
+    let marks = [
+        AnyNode,
+        Within("torch::autograd::Engine::"),
+        Python("torch/autograd/graph.py", "_engine_run_backward"),
+    ];
+    marks.iter().any(|mark| mark.is_on(frame))
 }
 
 #[cfg(test)]
@@ -193,19 +270,49 @@ mod tests {
             "Conv_v8.cpp",
             "at::native::(anonymous namespace)::run_conv_plan(cudnnContext*, at::Tensor const&)",
         ),
+        ("??", "at::native::(anonymous namespace)::Workspace::Workspace(unsigned long)"),
+        ("??", "c10d::Reducer::initialize_buckets(std::vector<X>&&)"),
+        ("/v/site-packages/torch/distributed/distributed_c10d.py", "_object_to_tensor"),
+        ("/v/site-packages/torch/distributed/_functional_collectives.py", "all_gather_tensor"),
+        ("/v/site-packages/torch/nn/parallel/distributed.py", "_ddp_init_helper"),
+        (
+            "/v/site-packages/torch/distributed/fsdp/_flat_param.py",
+            "_alloc_padded_unsharded_flat_param",
+        ),
+        ("/v/torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py", "foreach_all_gather"),
+        ("/v/torch/distributed/_composable/fsdp/_fsdp_param.py", "init_all_gather_outputs"),
+        ("/v/torch/distributed/fsdp/_fully_shard/_fsdp_param.py", "alloc_all_gather_outputs"),
         ("??", "at::autocast::cached_cast(c10::ScalarType, at::Tensor const&, c10::DeviceType)"),
         ("/v/site-packages/torch/amp/autocast_mode.py", "_cast"),
         ("C:/v/Lib/site-packages/torch/cuda/amp/autocast_mode.py", "_cast"),
+        ("/v/site-packages/transformers/cache_utils.py", "update"),
+        ("/v/site-packages/vllm/v1/worker/gpu_model_runner.py", "_allocate_kv_cache_tensors"),
+        ("/v/site-packages/vllm/worker/cache_engine.py", "_allocate_kv_cache"),
+        ("/v/site-packages/sglang/srt/mem_cache/memory_pool.py", "_create_buffers"),
         ("/v/site-packages/torch/optim/adam.py", "_init_group"),
-        ("/v/site-packages/torch/optim/optimizer.py", "wrapper"),
+        ("/v/site-packages/bitsandbytes/optim/optimizer.py", "get_state_buffer"),
+        ("/v/site-packages/bitsandbytes/optim/optimizer.py", "init_state"),
+        ("/v/site-packages/torch/nn/modules/module.py", "_apply"),
         ("/v/site-packages/torch/nn/modules/module.py", "convert"),
         ("/v/site-packages/torch/nn/modules/linear.py", "__init__"),
+        ("/v/site-packages/torch/nn/parameter.py", "__deepcopy__"),
+        ("/v/site-packages/torch/distributed/fsdp/_flat_param.py", "flatten_tensors"),
+        ("/v/site-packages/torch/distributed/fsdp/_flat_param.py", "shard"),
+        ("/v/torch/distributed/fsdp/_fully_shard/_fsdp_param.py", "_init_sharded_param"),
+        ("/v/site-packages/transformers/modeling_utils.py", "from_pretrained"),
+        ("/v/site-packages/diffusers/models/modeling_utils.py", "from_pretrained"),
+        ("/v/site-packages/accelerate/utils/modeling.py", "set_module_tensor_to_device"),
+        ("/v/site-packages/safetensors/torch.py", "load_model"),
+        ("/v/site-packages/safetensors/torch.py", "load_file"),
+        ("/v/site-packages/torch/serialization.py", "load"),
         ("??", "torch::autograd::AccumulateGrad::apply(std::vector<at::Tensor>&&)"),
         ("/v/site-packages/torch/autograd/__init__.py", "_make_grads"),
         ("", "void torch::autograd::validate_outputs_impl<torch::autograd::Edge>(int)"),
         ("??", "torch::autograd::generated::MulBackward0::apply(std::vector<at::Tensor>&&)"),
         ("??", "torch::autograd::Engine::thread_main(std::shared_ptr<X> const&)"),
+        ("/v/site-packages/torch/autograd/graph.py", "_engine_run_backward"),
         ("/v/site-packages/torch/nn/modules/module.py", "_call_impl"),
+        ("/v/site-packages/torch/optim/optimizer.py", "wrapper"),
     ];
 
     #[test]

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::holders::Holders;
 use super::lives::Lives;
+use super::passes::Passes;
 use super::recording::Recording;
 use stratalloc::history::{BlockLayout, BlockStateName, SegmentLayout};
 use stratalloc::ids::{PoolId, StreamId};
@@ -127,12 +128,18 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Classifies the bytes of a recording at a moment of its timeline.
+    /// Classifies the bytes of a recording at a moment of its timeline. `passes` are those of the timeline.
     #[must_use]
-    pub fn at(recording: &Recording, lives: &Lives, which: Moment, at: u32) -> Self {
+    pub(crate) fn at(
+        recording: &Recording,
+        lives: &Lives,
+        passes: &Passes<'_>,
+        which: Moment,
+        at: u32,
+    ) -> Self {
         let mut picture = Self::of_layout(&lives.layout(at), which, at);
         picture.operations = recording.workload.operations_until(lives.requests_until(at));
-        picture.holders = Holders::at(lives, at);
+        picture.holders = Holders::at(lives, passes, at);
         picture.failed = match which {
             Moment::FirstFailure => {
                 lives.failures.iter().find(|f| f.moment == at).map(|failure| Failed {

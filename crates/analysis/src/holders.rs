@@ -9,7 +9,9 @@ use serde::Serialize;
 use super::callers::Callers;
 use super::categories::Category;
 use super::lives::{Block, Lives};
+use super::passes::{Fate, Passes};
 use super::recording::Recording;
+use super::words::part;
 use stratalloc::ids::StreamId;
 use stratalloc_recording::StackId;
 
@@ -65,14 +67,37 @@ impl SizeClass {
 }
 
 /// Blocks of one purpose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct CategoryBytes {
     /// The purpose.
     pub category: &'static str,
     /// Requested bytes.
     pub requested_bytes: u64,
+    /// The part of all live bytes, from 0 to 1.
+    pub share: f64,
+    /// The bytes whose purpose the lives of the blocks show, not the stacks alone.
+    pub by_life_bytes: u64,
     /// Number of blocks.
     pub blocks: u64,
+}
+
+/// Live blocks of one recorded stack whose lives show the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FateBytes {
+    stack: Option<StackId>,
+    lived_before: bool,
+    fate: Fate,
+    requested_bytes: u64,
+    blocks: u64,
+}
+
+impl FateBytes {
+    /// Returns the category of the request, and that of the blocks.
+    fn categories(&self, callers: &Callers<'_>) -> (Category, Category) {
+        let stack = self.stack.map(|stack| callers.category(callers.of_stack(stack)));
+        let of_stack = stack.unwrap_or_default();
+        (of_stack, of_stack.with(self.fate))
+    }
 }
 
 /// Blocks of similar age.
@@ -104,6 +129,8 @@ pub struct Holders {
     /// All blocks by age, youngest first, and last those from before the recording. Classes without blocks
     /// are left out.
     pub by_age: Vec<AgeClass>,
+    /// All blocks by stack and by what their lives show.
+    pub(super) by_fate: Vec<FateBytes>,
 }
 
 /// The upper bounds of the age classes, in requests.
@@ -115,9 +142,10 @@ impl Holders {
 
     /// Finds the holders of the blocks that live at a moment.
     #[must_use]
-    pub fn at(lives: &Lives, moment: u32) -> Self {
+    pub(crate) fn at(lives: &Lives, passes: &Passes<'_>, moment: u32) -> Self {
         let mut holders = Self::default();
         let mut by_stack: HashMap<(Option<StackId>, bool), Holder> = HashMap::new();
+        let mut by_fate: HashMap<(Option<StackId>, bool, Fate), (u64, u64)> = HashMap::new();
         let mut by_size: HashMap<(u64, StreamId), u64> = HashMap::new();
         let mut by_age = [AgeClass::default(); AGES.len() + 2];
         let now_requests = lives.requests_until(moment);
@@ -139,6 +167,8 @@ impl Holders {
             };
             let known = by_stack.entry((stack, is_unknown));
             known.and_modify(|holder| holder.add(&one)).or_insert(one);
+            let sum = by_fate.entry((stack, is_unknown, passes.fate(block))).or_default();
+            *sum = (sum.0.saturating_add(requested_bytes), sum.1 + 1);
             let stream = lives.streams.items[block.stream as usize];
             *by_size.entry((requested_bytes, stream)).or_default() += 1;
             let class = match lived_before {
@@ -149,6 +179,11 @@ impl Holders {
             by_age[class].requested_bytes += requested_bytes;
         }
         holders.by_stack = Holder::sorted(by_stack.into_values());
+        let by_fate = by_fate.into_iter().map(|((stack, lived_before, fate), sum)| {
+            let (requested_bytes, blocks) = sum;
+            FateBytes { stack, lived_before, fate, requested_bytes, blocks }
+        });
+        holders.by_fate = by_fate.collect();
         holders.by_size = SizeClass::all_of(by_size);
         by_age[AGES.len() + 1].lived_before = true;
         let ends = AGES.into_iter().map(Some).chain([None, None]);
@@ -164,31 +199,54 @@ impl Holders {
         self.by_stack.iter().any(|holder| holder.stack.is_some())
     }
 
-    /// Returns the live bytes by category: name, bytes and number of blocks. The last row has the blocks from
-    /// before the recording that have no stack. Empty without stacks.
+    /// Returns the live bytes by category. The last row has the blocks from before the recording that have no
+    /// stack. Empty without stacks.
     #[must_use]
     pub fn categories(&self, callers: &Callers<'_>) -> Vec<CategoryBytes> {
         if !self.has_stacks() {
             return Vec::new();
         }
-        let of = |holder: &Holder| {
-            let stack = holder.stack.map(|stack| callers.category(callers.of_stack(stack)));
-            stack.unwrap_or(Category::Unknown)
+        let names = Category::ALL.iter().map(|category| category.name()).chain([BEFORE]);
+        let row = |category| CategoryBytes {
+            category,
+            requested_bytes: 0,
+            share: 0.0,
+            by_life_bytes: 0,
+            blocks: 0,
         };
-        let row = |name, is_of_it: &dyn Fn(&Holder) -> bool| {
-            let mut row = CategoryBytes { category: name, requested_bytes: 0, blocks: 0 };
-            for holder in self.by_stack.iter().filter(|holder| is_of_it(holder)) {
-                row.requested_bytes = row.requested_bytes.saturating_add(holder.requested_bytes);
-                row.blocks += holder.blocks;
+        let mut rows: Vec<CategoryBytes> = names.map(row).collect();
+        for blocks in &self.by_fate {
+            let (of_stack, category) = blocks.categories(callers);
+            let name = match blocks.lived_before && blocks.stack.is_none() {
+                true => BEFORE,
+                false => category.name(),
+            };
+            let Some(row) = rows.iter_mut().find(|row| row.category == name) else { continue };
+            row.requested_bytes = row.requested_bytes.saturating_add(blocks.requested_bytes);
+            row.blocks += blocks.blocks;
+            if of_stack != category && name != BEFORE {
+                row.by_life_bytes = row.by_life_bytes.saturating_add(blocks.requested_bytes);
             }
-            row
-        };
-        let known = Category::ALL.iter().map(|&category| {
-            row(category.name(), &|holder| !holder.lived_before && of(holder) == category)
-        });
-        let before =
-            row("unknown: lived before the recording began", &|holder| holder.lived_before);
-        known.chain([before]).filter(|row| row.blocks > 0).collect()
+        }
+        rows.iter_mut().for_each(|row| row.share = part(row.requested_bytes, self.requested_bytes));
+        rows.retain(|row| row.blocks > 0);
+        rows
+    }
+
+    /// Returns the category that all blocks of a caller have, with the life that shows it, for each caller.
+    /// If its blocks have several, the category is that of the requests.
+    fn categories_of_callers(&self, callers: &Callers<'_>) -> HashMap<u32, (Category, Fate)> {
+        let mut all: HashMap<u32, (Category, Fate)> = HashMap::new();
+        for blocks in &self.by_fate {
+            let Some(stack) = blocks.stack else { continue };
+            let (of_stack, category) = blocks.categories(callers);
+            let fate = if of_stack == category { Fate::NotShown } else { blocks.fate };
+            let known = all.entry(callers.of_stack(stack)).or_insert((category, fate));
+            if known.0 != category {
+                *known = (of_stack, Fate::NotShown);
+            }
+        }
+        all
     }
 
     /// Returns the code that holds the most bytes: at most `most` callers, largest first. Then blocks
@@ -206,18 +264,23 @@ impl Holders {
         rows.drain(most.min(with_code)..with_code);
         let shown: Vec<u32> = rows.iter().filter_map(|(caller, _)| *caller).collect();
         let mut labels = callers.labels(&shown).into_iter();
+        let categories = self.categories_of_callers(callers);
         let label = |(caller, holder): (Option<u32>, Holder)| {
             let asked_for_by = match (caller, holder.lived_before) {
                 (Some(_), _) => labels.next().unwrap_or_default(),
                 (None, true) => LIVED_BEFORE.to_owned(),
                 (None, false) => NO_STACK.to_owned(),
             };
-            CodeHolder { asked_for_by, caller, holder }
+            let (category, fate) =
+                caller.and_then(|caller| categories.get(&caller)).copied().unwrap_or_default();
+            CodeHolder { asked_for_by, caller, category, fate, holder }
         };
         rows.into_iter().map(label).collect()
     }
 }
 
+/// The category of blocks whose requests were not recorded.
+const BEFORE: &str = "unknown: lived before the recording began";
 /// The label of blocks whose requests were not recorded, and whose stacks the final layout does not contain.
 pub(super) const LIVED_BEFORE: &str = "(lived before the recording began)";
 /// The label of blocks whose requests were recorded without a stack.
@@ -230,6 +293,10 @@ pub struct CodeHolder {
     pub asked_for_by: String,
     /// The caller's number; `None` if no stack was recorded.
     pub caller: Option<u32>,
+    /// The purpose of the blocks.
+    pub category: Category,
+    /// What the lives of the blocks show, if that decided on the purpose.
+    pub fate: Fate,
     /// The sum of all the caller's blocks, with the caller's stack that holds the most bytes.
     pub holder: Holder,
 }

@@ -48,6 +48,7 @@ pub mod lives;
 mod missing;
 mod moments;
 mod needs;
+mod passes;
 mod paste;
 mod recording;
 mod refusals;

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use super::causes::{Moment, Picture};
 use super::dump::Dump;
 use super::lives::Lives;
+use super::passes::Passes;
 use super::recording::{Memory, Recording};
 use super::repeated::repeated;
 use super::streams::Streams;
@@ -117,7 +118,9 @@ impl Moments {
             (Moment::End, lives.events),
         ];
         let all = failure.into_iter().chain(others);
-        let pictures = all.map(|(which, at)| Picture::at(recording, lives, which, at)).collect();
+        let passes = Passes::of(&timeline.trace);
+        let picture = |(which, at)| Picture::at(recording, lives, &passes, which, at);
+        let pictures = all.map(picture).collect();
         Self { streams: Streams::of(&recording.workload), pictures }
     }
 

@@ -34,6 +34,8 @@ pub enum Verdict {
         conf: String,
         /// Whether it is for PyTorch's own allocator.
         is_for_pytorch: bool,
+        /// Whether a setting of PyTorch's own allocator is worth its cost.
+        has_pytorch_setting: bool,
         /// The need with the setting, in bytes.
         needs_bytes: u64,
         /// The need as recorded, in bytes; `null` in JSON if no device suffices.
@@ -241,6 +243,7 @@ impl Advice {
         Verdict::WorthIt {
             conf: for_pytorch.unwrap_or(&choice.conf).to_owned(),
             is_for_pytorch: for_pytorch.is_some(),
+            has_pytorch_setting: self.worth_in_pytorch(recording).is_some(),
             needs_bytes: needs(choice),
             before_bytes: self.recorded.need.needs_bytes,
             cost: choice.need.cost,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use stratalloc::config::shown;
 use stratalloc_analysis::{
-    Answer, BESIDES, Causes, Choice, CodeFigures, Compared, FrameFigures, FreeClass, HeapFigures,
-    HolderList, MomentCauses, Question, Setting, counted_as, grouped, host_sentence,
+    Answer, BESIDES, CategoryBytes, Causes, Choice, CodeFigures, Compared, FrameFigures, FreeClass,
+    HeapFigures, HolderList, MomentCauses, Question, Setting, counted_as, grouped, host_sentence,
 };
 
 use super::outcome::out;
@@ -34,6 +34,7 @@ pub(crate) fn write(answer: &Answer, question: &Question) -> io::Result<()> {
             writeln!(out, "The failed request came from {}.\n", shown(label))?;
         }
         write_holders(holders, question.compared)?;
+        write_categories(answer)?;
         writeln!(out)?;
         let reserved = causes.peak_reserved.as_ref();
         if let Some(reserved) = reserved.filter(|one| one.events != causes.main.events) {
@@ -214,6 +215,21 @@ fn write_holders(holders: &HolderList, compared: Compared) -> io::Result<()> {
         cells(class.requested_bytes, class.blocks, &[age])
     });
     table(&mut out, &columns("MiB: | : | blocks: | requested"), &ages.collect::<Vec<_>>())
+}
+
+/// Prints the live bytes at the most important moment by category, if stacks are recorded.
+fn write_categories(answer: &Answer) -> io::Result<()> {
+    let Some(moment) = answer.moments.first().filter(|one| !one.categories.is_empty()) else {
+        return Ok(());
+    };
+    let row = |one: &CategoryBytes| {
+        let share = format!("{:.1}%", one.share * 100.0);
+        let bytes = mib(one.requested_bytes as f64);
+        vec![bytes, share, grouped(one.blocks), one.category.to_owned()]
+    };
+    let rows: Vec<_> = moment.categories.iter().map(row).collect();
+    table(&mut out(), &columns("MiB: | : | blocks: | category"), &rows)?;
+    writeln!(out(), "{}", moment.categories_sentence)
 }
 
 /// Prints all frames of each holder's stack, innermost first.

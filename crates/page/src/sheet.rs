@@ -165,6 +165,8 @@ struct HoldersData {
     rest_blocks: u64,
     /// The live bytes by category, if stacks are recorded.
     categories: Vec<CategoryBytes>,
+    /// A sentence about those whose category is not known.
+    categories_sentence: String,
 }
 
 /// How much detail the data of a recording has.
@@ -555,6 +557,7 @@ fn holders(moment: &MomentFigures, lives: &Lives, table: &StackTable, most: usiz
         rest_bytes,
         rest_blocks,
         categories: moment.categories.clone(),
+        categories_sentence: moment.categories_sentence.clone(),
     }
 }
 

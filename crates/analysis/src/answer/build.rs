@@ -1,14 +1,15 @@
 //! Makes the answer about a recording from its moments, its limit and the search for settings.
 
 use super::{
-    Answer, CodeFigures, FrameFigures, HeapFigures, HolderList, LimitFigures, MainCauses,
-    MomentCauses, MomentFigures, Question, Recorded, Setting, VERSION,
+    Answer, CategorySource, CodeFigures, FrameFigures, HeapFigures, HolderList, LimitFigures,
+    MainCauses, MomentCauses, MomentFigures, Question, Recorded, Setting, VERSION,
 };
 use crate::advice::{Advice, Tried};
-use crate::callers::{Callers, Compared};
+use crate::callers::{Callers, Compared, Files};
+use crate::categories::Category;
 use crate::causes::Picture;
 use crate::dump::Dump;
-use crate::holders::Holders;
+use crate::holders::{CodeHolder, Holders};
 use crate::lives::Lives;
 use crate::moments::{Moments, Timeline};
 use crate::needs::{Need, SearchOptions};
@@ -17,7 +18,7 @@ use crate::streams::Streams;
 use crate::torch::ForTorch;
 use crate::trial::{failed_requests, failures_are_replayed, without_files};
 use crate::verdict::Verdict;
-use crate::words::{Summary, remarks, unknown};
+use crate::words::{Summary, categories_sentence, remarks, unknown};
 use stratalloc::config::Config;
 use stratalloc_recording::{Frame, FrameKind, Progress, ReplayError, StackId};
 
@@ -258,10 +259,12 @@ impl Lists<'_> {
     }
 
     fn moment(&self, picture: &Picture, streams: &Streams) -> MomentFigures {
+        let categories = picture.holders.categories(&self.callers);
         MomentFigures {
             causes: self.causes(picture, streams),
             holders: self.holders(&picture.holders),
-            categories: picture.holders.categories(&self.callers),
+            categories_sentence: categories_sentence(&categories),
+            categories,
         }
     }
 
@@ -276,9 +279,11 @@ impl Lists<'_> {
             true => by_stack.iter().map(|row| row.holder.sum()).fold((0, 0), sum),
             false => by_size.iter().map(|c| (c.requested_bytes, c.blocks)).fold((0, 0), sum),
         };
+        let files = self.callers.program_files();
         let figures = by_stack.into_iter().map(|row| CodeFigures {
+            category: (row.category != Category::Unknown).then(|| row.category.name()),
+            category_from: self.category_from(&row, &files),
             asked_for_by: row.asked_for_by,
-            category: row.caller.and_then(|caller| self.callers.category_name(caller)),
             lived_before: row.holder.lived_before,
             frames: row.holder.stack.filter(|_| self.question.frames).map(|s| self.frames(s)),
             holder: row.holder,
@@ -293,6 +298,12 @@ impl Lists<'_> {
             others_bytes: all.requested_bytes.saturating_sub(listed.0),
             others_blocks: all.blocks.saturating_sub(listed.1),
         }
+    }
+
+    fn category_from(&self, row: &CodeHolder, files: &Files<'_>) -> Option<CategorySource> {
+        let frame = self.callers.category_frame(row.caller?, files);
+        let life = row.fate.sentence();
+        (frame.is_some() || life.is_some()).then_some(CategorySource { frame, life })
     }
 
     fn frames(&self, stack: StackId) -> Vec<FrameFigures> {

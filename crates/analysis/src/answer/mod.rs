@@ -261,6 +261,8 @@ pub struct MomentFigures {
     pub holders: HolderList,
     /// The live bytes by category; empty without stacks.
     pub categories: Vec<CategoryBytes>,
+    /// The bytes whose category is not known, as a sentence; empty without stacks.
+    pub categories_sentence: String,
 }
 
 /// The reserved bytes at a moment by cause.
@@ -346,8 +348,11 @@ pub struct CodeFigures {
     pub holder: Holder,
     /// The label of the code.
     pub asked_for_by: String,
-    /// The purpose of the blocks; `null` if it is not known.
+    /// The purpose of the blocks; `null` if it is not known. If the lives of the blocks show several, the one
+    /// of their requests.
     pub category: Option<&'static str>,
+    /// What shows the purpose; `null` if it is not known.
+    pub category_from: Option<CategorySource>,
     /// Whether they were allocated before the recording began and have no recorded stack.
     pub lived_before: bool,
     /// The frames of the stack that holds the most of them, innermost first; `null` if it was not recorded
@@ -361,6 +366,15 @@ impl CodeFigures {
     pub fn stack(&self) -> Option<StackId> {
         self.holder.stack
     }
+}
+
+/// What shows the purpose of blocks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct CategorySource {
+    /// The frame of the stack, in the form of labels; `null` if the life alone shows the purpose.
+    pub frame: Option<String>,
+    /// What the lives of the blocks show; `null` if the stack alone shows the purpose.
+    pub life: Option<&'static str>,
 }
 
 /// A frame of a stack.

@@ -14,7 +14,9 @@ use serde::Serialize;
 use crate::advice::{Advice, Tried};
 use crate::answer::HeapFigures;
 use crate::causes::{Causes, Moment, Picture};
+use crate::holders::CategoryBytes;
 use crate::needs::Need;
+use crate::passes::Fate;
 use crate::paste::Paste;
 use crate::recording::{Limit, LimitSource, Recording};
 use crate::streams::Streams;
@@ -178,6 +180,34 @@ impl Picture {
             near(peaks),
             near(streams.peak_live_bytes)
         ))
+    }
+}
+
+/// Returns a sentence about the live bytes whose category is not known; empty if there are no categories.
+pub(crate) fn categories_sentence(categories: &[CategoryBytes]) -> String {
+    if categories.is_empty() {
+        return String::new();
+    }
+    let unknown = categories.iter().filter(|one| one.category.starts_with("unknown"));
+    let (bytes, share) = unknown.fold((0_u64, 0.0), |(bytes, share), one| {
+        (bytes.saturating_add(one.requested_bytes), share + one.share)
+    });
+    match bytes {
+        0 => "The category of all live bytes is known.".to_owned(),
+        _ => format!("The category of {} MiB ({:.0} %) is not known.", near(bytes), share * 100.0),
+    }
+}
+
+impl Fate {
+    /// Returns what the life of a block shows; `None` if that is nothing.
+    pub(crate) fn sentence(self) -> Option<&'static str> {
+        match self {
+            Self::NotShown => None,
+            Self::FreedByBackward => Some("freed by autograd in a backward pass"),
+            Self::FreedBeforeBackward => Some("freed before the next backward pass"),
+            Self::FreedInPass => Some("freed in the pass that requested it"),
+            Self::OutlivesPass => Some("lives on after the pass that requested it"),
+        }
     }
 }
 

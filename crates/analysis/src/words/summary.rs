@@ -70,7 +70,7 @@ impl Summary {
         let code = match is_small && before_bytes > all_bytes / 2 {
             true => "Start the recording before the model is built: then the code that holds the rest is recorded too."
                 .to_owned(),
-            false => code(lives, callers, &rows, holders.requested_bytes),
+            false => code(lives, callers, &rows, holders),
         };
         Self { memory, code }
     }
@@ -128,7 +128,8 @@ fn cached(lives: &Lives) -> String {
 }
 
 /// Returns the sentences about the program's code. The first row is the code that holds the most.
-fn code(lives: &Lives, callers: &Callers<'_>, rows: &[CodeHolder], all_bytes: u64) -> String {
+fn code(lives: &Lives, callers: &Callers<'_>, rows: &[CodeHolder], holders: &Holders) -> String {
+    let all_bytes = holders.requested_bytes;
     let Some((largest, caller)) = rows.first().and_then(|row| Some((row, row.caller?))) else {
         return String::new();
     };
@@ -144,8 +145,10 @@ fn code(lives: &Lives, callers: &Callers<'_>, rows: &[CodeHolder], all_bytes: u6
         near(rest),
         near(peak)
     );
-    let category = callers.category(caller);
-    let together = bytes_of(rows, &|caller| callers.category(caller) == category);
+    let category = largest.category;
+    let mut of_all = holders.categories(callers).into_iter();
+    let together = of_all.find(|row| row.category == category.name());
+    let together = together.map_or(0, |row| row.requested_bytes);
     let attention = callers.function_with(caller, "attention");
     if let (Some(_), Some(attention)) = (callers.function_with(caller, "softmax"), attention) {
         let is_in_it = |caller| callers.function_with(caller, attention) == Some(attention);
@@ -157,29 +160,40 @@ fn code(lives: &Lives, callers: &Callers<'_>, rows: &[CodeHolder], all_bytes: u6
             percent(in_it, all_bytes)
         );
     }
-    let all = format!(
-        "{} together hold {} MiB ({} %)",
-        category.name(),
+    if category == Category::Unknown {
+        return text;
+    }
+    let name = match category {
+        Category::KvCache => "blocks of the KV cache",
+        Category::Workspace => "workspaces",
+        Category::Temporary => "temporary blocks",
+        _ => category.name(),
+    };
+    text += &format!(
+        " All {name} together hold {} MiB ({} %)",
         near(together),
         percent(together, all_bytes)
     );
     let hint = match category {
-        Category::Activations if callers.has_backward_pass() => {
-            "torch.utils.checkpoint recomputes them in the backward pass instead of storing them, and a smaller \
-             batch makes them smaller"
-        }
-        Category::Activations => "a smaller batch makes them smaller",
-        Category::Gradients => {
-            "zero_grad(set_to_none=True) frees them until the next backward pass"
+        Category::ActivationsKept => STORED,
+        Category::Activations if callers.has_backward_pass() => STORED,
+        Category::Activations => ": a smaller batch makes them smaller",
+        Category::AutocastCopies => {
+            ": parameters that are stored in the lower type need no copy, and a copy lives until autocast ends or the \
+             backward pass has read it"
         }
         Category::OptimizerState => {
-            "an optimizer with 8-bit state, or one that shards it (ZeRO, FSDP), keeps less"
+            ": an optimizer with 8-bit state, or one that shards it (ZeRO, FSDP), keeps less"
         }
-        Category::Parameters => "bfloat16 takes half of what float32 takes",
-        _ => return text,
+        Category::KvCache => ": shorter sequences, or fewer at once, take less",
+        _ => "",
     };
-    format!("{text} All {all}: {hint}.")
+    text + hint + "."
 }
+
+/// The hint about activations that are stored for the backward pass.
+const STORED: &str = ": torch.utils.checkpoint recomputes them in the backward pass instead of storing them, and a \
+    smaller batch makes them smaller";
 
 /// Returns the requested bytes of the callers for which `is_one` returns true.
 fn bytes_of(rows: &[CodeHolder], is_one: &dyn Fn(u32) -> bool) -> u64 {

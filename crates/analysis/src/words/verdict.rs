@@ -22,6 +22,9 @@ impl Verdict {
                 let holder = largest_holder.as_ref().map(LargestHolder::sentence);
                 why.sentence() + &request.unwrap_or_default() + &holder.unwrap_or_default()
             }
+            Self::WorthIt { has_pytorch_setting: false, .. } => {
+                format!("{} {NOT_IN_PYTORCH}", self.setting_sentence())
+            }
             _ => self.setting_sentence(),
         }
     }
@@ -88,6 +91,9 @@ impl Verdict {
         }
     }
 }
+
+/// The sentence if only this library's allocator has a setting that is worth its cost.
+const NOT_IN_PYTORCH: &str = "No setting of PyTorch's own allocator is worth its cost.";
 
 fn why_not(needs_bytes: u64, least_bytes: u64, more_time: Option<f64>) -> String {
     let saved = needs_bytes.saturating_sub(least_bytes);

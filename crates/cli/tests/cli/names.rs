@@ -88,3 +88,90 @@ fn a_program_gets_the_same_answer_on_every_system() {
         assert!(diff.contains("\nNothing differs: 4 requests"), "{diff}");
     }
 }
+
+#[test]
+fn categories_follow_from_the_stacks_and_from_the_lives_of_blocks() {
+    let torch = |file: &'static str, name| vec![(file, 1_u32, name), ("train.py", 9, "main")];
+    let convert = torch("/v/site-packages/torch/nn/modules/module.py", "convert");
+    let forward = torch("/v/site-packages/torch/nn/modules/module.py", "_call_impl");
+    let step = torch("/v/site-packages/torch/optim/optimizer.py", "wrapper");
+    let cache = torch("/v/site-packages/transformers/cache_utils.py", "update");
+    let reduce = vec![("??", 0, "c10d::Reducer::initialize_buckets(int)")];
+    let cast = vec![
+        ("??", 0, "at::autocast::cached_cast(c10::ScalarType, at::Tensor const&)"),
+        ("/v/site-packages/torch/nn/modules/module.py", 1, "_call_impl"),
+        ("train.py", 9, "main"),
+    ];
+    let node = vec![("??", 0, "torch::autograd::generated::MmBackward0::apply(int)")];
+    let mut made = Made::default();
+    let allocate = |made: &mut Made, at: u64, mib: u64, stack: &[(&str, u32, &str)]| {
+        made.segment(at << 32, mib * MIB);
+        made.alloc_with(at << 32, mib * MIB, &super::diff::frames(stack));
+    };
+    allocate(&mut made, 1, 100, &convert);
+    allocate(&mut made, 2, 60, &forward);
+    allocate(&mut made, 3, 30, &forward);
+    made.free(3 << 32, 30 * MIB);
+    allocate(&mut made, 4, 14, &cast);
+    allocate(&mut made, 5, 16, &cache);
+    allocate(&mut made, 6, 18, &reduce);
+    allocate(&mut made, 7, 40, &node);
+    allocate(&mut made, 8, 20, &node);
+    made.free(2 << 32, 60 * MIB);
+    made.free(8 << 32, 20 * MIB);
+    allocate(&mut made, 9, 2, &node);
+    allocate(&mut made, 10, 50, &step);
+    allocate(&mut made, 11, 6, &step);
+    made.free(11 << 32, 6 * MIB);
+    allocate(&mut made, 12, 10, &step);
+    allocate(&mut made, 13, 8, &forward);
+    let folder = Folder::new("names-categories");
+    let file = folder.file("step.json", &made.json());
+    let json = ok(&["advise", "--quick", "--json", &file]).json();
+    let of = |moment: &str| {
+        let moments = json["moments"].as_array().expect("a list");
+        let moment = moments.iter().find(|one| one["moment"] == moment).expect("it is listed");
+        let row = |one: &Value| {
+            let mib = one["requested_bytes"].as_u64().unwrap_or(0) / MIB;
+            let by_life = one["by_life_bytes"].as_u64().unwrap_or(0) / MIB;
+            (one["category"].as_str().unwrap_or_default().to_owned(), mib, by_life)
+        };
+        moment["categories"].as_array().expect("a list").iter().map(row).collect::<Vec<_>>()
+    };
+    let expected = |rows: &[(&str, u64, u64)]| {
+        rows.iter().map(|(name, mib, life)| ((*name).to_owned(), *mib, *life)).collect::<Vec<_>>()
+    };
+    let at_peak = [
+        ("parameters and buffers", 100, 0),
+        ("gradients", 40, 40),
+        ("activations kept for the backward pass", 60, 60),
+        ("copies of autocast", 14, 0),
+        ("temporary", 20, 20),
+        ("communication buffers", 18, 0),
+        ("KV cache", 16, 0),
+    ];
+    assert_eq!(of("peak of live bytes"), expected(&at_peak));
+    let at_end = [
+        ("parameters and buffers", 100, 0),
+        ("gradients", 42, 42),
+        ("optimizer state", 60, 60),
+        ("activations", 8, 0),
+        ("copies of autocast", 14, 0),
+        ("communication buffers", 18, 0),
+        ("KV cache", 16, 0),
+    ];
+    assert_eq!(of("end"), expected(&at_end));
+    let rows = json["holders"]["by_stack"].as_array().expect("a list");
+    let from = |category: &str| {
+        let row = rows.iter().find(|row| row["category"] == category).expect("it is listed");
+        let text = |name: &str| row["category_from"][name].as_str().map(str::to_owned);
+        (text("frame").unwrap_or_default(), text("life"))
+    };
+    let kept = "freed by autograd in a backward pass".to_owned();
+    let call = "torch/nn/modules/module.py:1 _call_impl".to_owned();
+    assert_eq!(from("activations kept for the backward pass"), (call, Some(kept)));
+    assert_eq!(from("copies of autocast"), ("cached_cast".to_owned(), None));
+    assert_eq!(from("parameters and buffers").1, None);
+    let plain = ok(&["advise", "--quick", &file]).stdout;
+    assert!(plain.contains("\nThe category of all live bytes is known.\n"), "{plain}");
+}

@@ -182,11 +182,11 @@ function drawHolders() {
 }
 
 /// Shows the live bytes by category at one of the moments that the data lists.
-function drawCategories({ name, bytes: all, categories }) {
+function drawCategories({ name, bytes: all, categories, categories_sentence: sentence }) {
   const rows = categories.map(({ category, requested_bytes: size, blocks }) => ({ cells: [bytes(size), percent(size, all), grouped(blocks), category] }));
   byId("categories").replaceChildren(...(rows.length ? [element("h3", {}, `By category, at the ${name}`),
     table([["bytes", false], ["", false], ["blocks", false], ["category", true]], rows),
-    element("p", { class: "quiet" }, "A category is shown where the stack leaves no doubt.")] : []));
+    element("p", { class: "quiet" }, `A category is shown where the stack or the lives of the blocks leave no doubt. ${sentence}`)] : []));
 }
 
 const whatOf = (recording, { stream, each, blocks }) => `${plural(blocks, "block", "blocks")} of ${each ? exactly(each) : "several sizes"} on stream ${recording.streams[stream]}`;

@@ -1,0 +1,256 @@
+//! Backward passes and optimizer steps, found by the stacks of requests, and what the lives of blocks show
+//! about the purpose of the blocks.
+//!
+//! A [`Fate`] is stated only where the events show it. Frees have stacks in most recordings; where one has
+//! none, the place of the free among the requests decides, and a free between a pass and the next request
+//! shows nothing.
+
+use super::categories::{Category, is_of_engine};
+use super::lives::{Block, NEVER};
+use stratalloc::history::Action;
+use stratalloc_recording::{StackId, Stacks, Trace, TraceEvent};
+
+/// The end of a block's life, as far as it shows the purpose of the block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Fate {
+    /// The events do not show it.
+    #[default]
+    NotShown,
+    /// Requested outside of the passes, and freed by autograd in a backward pass.
+    FreedByBackward,
+    /// Requested outside of the passes, and freed before the next backward pass began.
+    FreedBeforeBackward,
+    /// Requested in a backward pass or in an optimizer's step, and freed in it.
+    FreedInPass,
+    /// Requested in a backward pass, and live after it. Or requested in an optimizer's step, and live in
+    /// the next one.
+    OutlivesPass,
+}
+
+/// The kind of work that made a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    Other,
+    Backward,
+    Optimizer,
+}
+
+/// Successive requests of one pass, as moments.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    work: Work,
+    first: u32,
+    last: u32,
+    /// The moment of the first later request of other work; [`NEVER`] if there is none.
+    next: u32,
+}
+
+/// The passes of a recording.
+#[derive(Debug)]
+pub(crate) struct Passes<'a> {
+    events: &'a [TraceEvent],
+    /// The work of each stack.
+    of_stacks: Vec<Work>,
+    /// In the order of their moments. They do not overlap.
+    spans: Vec<Span>,
+}
+
+impl<'a> Passes<'a> {
+    /// Finds the passes by the stacks of all requests.
+    pub(crate) fn of(trace: &'a Trace) -> Self {
+        let mut passes =
+            Self { events: &trace.events, of_stacks: works(&trace.stacks), spans: Vec::new() };
+        let mut is_open = false;
+        for (moment, event) in (1..NEVER).zip(&trace.events) {
+            let Some(stack) = event.stack.filter(|_| event.action == Action::Alloc) else {
+                continue;
+            };
+            let work = passes.work_of(stack);
+            match passes.spans.last_mut() {
+                Some(span) if is_open && span.work == work => span.last = moment,
+                last => {
+                    if let Some(span) = last.filter(|_| is_open) {
+                        span.next = moment;
+                    }
+                    is_open = work != Work::Other;
+                    if is_open {
+                        let (first, last) = (moment, moment);
+                        passes.spans.push(Span { work, first, last, next: NEVER });
+                    }
+                }
+            }
+        }
+        passes
+    }
+
+    fn work_of(&self, stack: StackId) -> Work {
+        self.of_stacks.get(stack.index()).copied().unwrap_or(Work::Other)
+    }
+
+    /// Returns the number of spans that begin at or before a moment.
+    fn begun(&self, moment: u32) -> usize {
+        self.spans.partition_point(|span| span.first <= moment)
+    }
+
+    /// Returns the first span of some work that begins after a moment.
+    fn next_of(&self, work: Work, moment: u32) -> Option<Span> {
+        self.spans[self.begun(moment)..].iter().find(|span| span.work == work).copied()
+    }
+
+    /// Returns what the life of a block shows.
+    pub(crate) fn fate(&self, block: &Block) -> Fate {
+        let begun = self.begun(block.born).checked_sub(1).map(|at| self.spans[at]);
+        match begun.filter(|span| block.born > 0 && block.born <= span.last) {
+            Some(span) if span.work == Work::Backward => self.of_backward(block, span),
+            Some(span) => self.of_optimizer(block, span),
+            None => match self.next_of(Work::Backward, block.born) {
+                Some(backward) if block.freed <= backward.first => Fate::FreedBeforeBackward,
+                Some(_) if self.is_freed_by_backward(block) == Some(true) => Fate::FreedByBackward,
+                _ => Fate::NotShown,
+            },
+        }
+    }
+
+    fn of_backward(&self, block: &Block, span: Span) -> Fate {
+        let by_backward = self.is_freed_by_backward(block);
+        match by_backward {
+            _ if block.freed <= span.last => Fate::FreedInPass,
+            Some(true) if block.freed < span.next => Fate::FreedInPass,
+            Some(true) => Fate::NotShown,
+            Some(false) => Fate::OutlivesPass,
+            None if span.next != NEVER && block.freed > span.next => Fate::OutlivesPass,
+            None => Fate::NotShown,
+        }
+    }
+
+    fn of_optimizer(&self, block: &Block, span: Span) -> Fate {
+        let next = self.next_of(Work::Optimizer, span.last);
+        match next {
+            _ if block.freed <= span.last => Fate::FreedInPass,
+            Some(next) if block.freed > next.first => Fate::OutlivesPass,
+            None if block.freed == NEVER && span.next != NEVER => Fate::OutlivesPass,
+            _ => Fate::NotShown,
+        }
+    }
+
+    /// Returns whether autograd's engine freed a block in a backward pass; `None` if that is not shown.
+    fn is_freed_by_backward(&self, block: &Block) -> Option<bool> {
+        let at = usize::try_from(block.freed).ok()?.checked_sub(1)?;
+        if let Some(stack) = self.events.get(at)?.stack {
+            return Some(self.work_of(stack) == Work::Backward);
+        }
+        let span = self.spans[self.begun(block.freed).checked_sub(1)?];
+        (span.work == Work::Backward && block.freed <= span.last).then_some(true)
+    }
+}
+
+/// Returns the work of each stack.
+fn works(stacks: &Stacks) -> Vec<Work> {
+    let frames = || (0..stacks.frame_count()).map(|number| stacks.frame(number));
+    let rules: Vec<_> = frames().map(|frame| Category::rule_of(&frame)).collect();
+    let is_engine: Vec<bool> = frames().map(|frame| is_of_engine(&frame)).collect();
+    let work = |stack: StackId| {
+        let numbers = stacks.frame_numbers(stack);
+        if numbers.iter().any(|&number| is_engine[number as usize]) {
+            return Work::Backward;
+        }
+        match Category::of_rules(numbers.iter().map(|&number| rules[number as usize])) {
+            Category::OptimizerState | Category::OptimizerStep => Work::Optimizer,
+            _ => Work::Other,
+        }
+    };
+    stacks.ids().map(work).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lives::Lives;
+    use stratalloc::config::Config;
+    use stratalloc_recording::{Limits, reader};
+
+    const FORWARD: &str = "/v/site-packages/torch/nn/modules/module.py:1 _call_impl";
+    const NODE: &str = "??:0 torch::autograd::generated::MulBackward0::apply(int)";
+    const STEP: &str = "/v/site-packages/torch/optim/optimizer.py:1 wrapper";
+    const ZERO: &str = "/v/site-packages/torch/optim/optimizer.py:9 zero_grad";
+
+    /// Returns the fates of blocks. Each event is `+` or `-`, the block's number, and a frame, if the event
+    /// has a stack.
+    fn fates(events: &[(&str, u64, &str)]) -> Vec<Fate> {
+        let event = |(sign, block, frame): &(&str, u64, &str)| {
+            let action = if *sign == "+" { "alloc" } else { "free_requested" };
+            let frames = frame.split_once(':').map_or_else(String::new, |(file, rest)| {
+                let (line, name) = rest.split_once(' ').unwrap();
+                format!(r#"{{"filename":"{file}","line":{line},"name":"{name}"}}"#)
+            });
+            let begin = format!(r#"{{"action":"{action}","addr":{},"size":512"#, block << 20);
+            format!(r#"{begin},"stream":0,"frames":[{frames}]}}"#)
+        };
+        let events: Vec<String> = events.iter().map(event).collect();
+        let json = format!(r#"{{"segments":[],"device_traces":[[{}]]}}"#, events.join(","));
+        let trace = reader::read_bytes("made", json.as_bytes(), &Limits::default(), None).unwrap();
+        let lives = Lives::of(&trace, Config::default().settings(), 1 << 30, 1);
+        let passes = Passes::of(&trace);
+        let mut blocks = lives.blocks;
+        blocks.sort_by_key(|block| block.address);
+        blocks.iter().map(|block| passes.fate(block)).collect()
+    }
+
+    #[test]
+    fn lives_show_activations_that_are_kept_gradients_and_temporary_blocks() {
+        use Fate::{FreedBeforeBackward, FreedByBackward, FreedInPass, NotShown, OutlivesPass};
+        let events = |backward: &'static str, program: &'static str| {
+            [
+                ("+", 1, FORWARD),
+                ("+", 2, FORWARD),
+                ("-", 2, program),
+                ("+", 3, FORWARD),
+                ("+", 4, NODE),
+                ("+", 5, NODE),
+                ("-", 1, backward),
+                ("-", 4, backward),
+                ("+", 6, NODE),
+                ("+", 7, STEP),
+                ("+", 8, STEP),
+                ("-", 8, program),
+                ("+", 9, STEP),
+                ("-", 5, program),
+                ("+", 10, FORWARD),
+                ("+", 11, STEP),
+            ]
+        };
+        let expected = [
+            FreedByBackward,
+            FreedBeforeBackward,
+            NotShown,
+            FreedInPass,
+            OutlivesPass,
+            OutlivesPass,
+            OutlivesPass,
+            FreedInPass,
+            OutlivesPass,
+            NotShown,
+            NotShown,
+        ];
+        assert_eq!(fates(&events(NODE, ZERO)), expected);
+        assert_eq!(fates(&events("", "")), expected);
+    }
+
+    #[test]
+    fn a_free_after_the_last_request_of_a_pass_shows_nothing_without_a_stack() {
+        let events = |free: &'static str| {
+            [("+", 1, FORWARD), ("+", 2, NODE), ("-", 1, free), ("-", 2, free), ("+", 3, FORWARD)]
+        };
+        let of = |free| fates(&events(free))[..2].to_vec();
+        assert_eq!(of(""), [Fate::NotShown; 2]);
+        assert_eq!(of(NODE), [Fate::FreedByBackward, Fate::FreedInPass]);
+        assert_eq!(of(ZERO), [Fate::NotShown, Fate::OutlivesPass]);
+    }
+
+    #[test]
+    fn the_end_of_the_recording_is_no_end_of_a_life() {
+        assert_eq!(fates(&[("+", 1, FORWARD), ("+", 2, NODE)]), [Fate::NotShown; 2]);
+        assert_eq!(fates(&[("+", 1, STEP)]), [Fate::NotShown]);
+        assert_eq!(fates(&[("+", 1, FORWARD), ("-", 1, FORWARD)]), [Fate::NotShown]);
+    }
+}
