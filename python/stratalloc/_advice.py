@@ -13,7 +13,9 @@ from ._errors import LibraryError
 def advise(device=None, quick=True):
     """Returns settings with which this program needs less memory, from the history recorded so far. The
     result is the object that ``stratalloc advise --json`` writes, for the running version of PyTorch. Its
-    key ``sentence`` is a summary in one sentence. Recording must be on. If the history shows hardly any request,
+    key ``sentence`` is a summary in one sentence. If PyTorch's history has several devices and ``device`` is
+    ``None``, it is the one that failed first, else the one with the most reserved bytes; the key ``devices``
+    compares all of them. Recording must be on. If the history shows hardly any request,
     ``headline`` is ``"no history"`` and there are no settings and needs."""
     running = str(getattr(sys.modules.get("torch"), "__version__", ""))
     # The command line knows only versions 2.x.
@@ -39,5 +41,6 @@ def json_of(command, *arguments):
 
 
 def _advice_of(command, path, options):
-    (advice,) = json_of(command, "advise", "--json", *options, path)
+    # The first device is the one to look at first.
+    advice, *_ = json_of(command, "advise", "--json", *options, path)
     return advice

@@ -17,8 +17,8 @@ _HOLDERS = 3
 
 def analyse(path, device, version, seconds):
     """Writes the page beside a snapshot, and returns the lines of a report. ``device`` may be ``None``, which
-    means the one with most events. Raises an exception if the lines are not there after the number of
-    ``seconds``. A page that is not complete then is not written."""
+    means the one that failed first, else the one with the most reserved bytes. Raises an exception if the lines
+    are not there after the number of ``seconds``. A page that is not complete then is not written."""
     command, until = _command.find(), time.monotonic() + seconds
     words = ["--quick", path]
     # The command line knows only versions 2.x.
@@ -55,7 +55,8 @@ def analyse(path, device, version, seconds):
 
 def _lines_of(advice):
     """Returns the lines of a report from the object that ``advise --json`` writes."""
-    lines = [advice["causes"]["why"]] if advice["causes"] else []
+    lines = [advice["devices_sentence"]] if advice.get("devices_sentence") else []
+    lines += [advice["causes"]["why"]] if advice["causes"] else []
     has_history = advice.get("headline") != "no history"
     holders = advice["holders"] or {"by_stack": [], "requested_bytes": 0}
     for row in holders["by_stack"][:_HOLDERS]:

@@ -91,4 +91,7 @@ pub use torch::ForTorch;
 pub use trial::{Capacity, Trial, fits, measure};
 pub use trial::{Watched, failed_requests, watch, without_files};
 pub use verdict::{CodeBytes, Hindrance, LargestHolder, LivePeak, UnderLimit, Verdict};
-pub use words::{BESIDES, Choice, Summary, counted_as, grouped, host_sentence, near, remarks};
+pub use words::{
+    BESIDES, Choice, Summary, counted_as, devices_sentence, grouped, host_sentence, near,
+};
+pub use words::{ranks_sentence, remarks};

@@ -46,10 +46,10 @@ pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
             block_stacks = stacks_from_before(recording, blocks);
         }
     })?;
-    let Trace { conf, device, other_devices, stacks, .. } = &recording.trace;
+    let Trace { conf, device, devices, stacks, .. } = &recording.trace;
     let (conf, stacks) = (conf.clone(), stacks.clone());
-    let (device, other_devices) = (*device, *other_devices);
-    let about = Trace { conf, device, other_devices, stacks, ..Trace::default() };
+    let (device, devices) = (*device, devices.clone());
+    let about = Trace { conf, device, devices, stacks, ..Trace::default() };
     Ok(Trace { events, segments, block_stacks, ..about })
 }
 

@@ -9,8 +9,10 @@ use serde_json::{Value, json};
 
 use stratalloc::config::{Config, shown};
 use stratalloc::history::{BlockStateName, SegmentLayout};
-use stratalloc_analysis::{Memory, Recording, counted_as, remarks};
-use stratalloc_recording::{Limits, NoHistory, ReplayError, Trace, UnknownEntries, reader};
+use stratalloc_analysis::{Memory, Recording, counted_as, devices_sentence, remarks};
+use stratalloc_recording::{
+    DeviceFigures, Limits, NoHistory, ReplayError, Trace, UnknownEntries, reader,
+};
 
 use super::files;
 use super::outcome::{Outcome, Result, fraction, is_closed_pipe, write_stderr};
@@ -31,8 +33,8 @@ pub(crate) struct Recordings {
     /// Share of the device's memory that may be reserved. 1 turns off a limit that the recording shows.
     #[arg(long, value_parser = fraction)]
     pub(crate) memory_fraction: Option<f64>,
-    /// Device of the recording to use. Default: each one separately; for commands that use only one, the
-    /// device with the most events.
+    /// Device of the recording to use. Default: each one separately, first the one whose requests failed
+    /// first, else the one with the most reserved bytes. Commands that use only one take the first.
     #[arg(long)]
     recorded_device: Option<u32>,
     /// Refuse recordings that decode to more than this.
@@ -43,10 +45,12 @@ pub(crate) struct Recordings {
 /// Which devices of a recording a command uses by default.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Devices {
-    /// The device with the most events.
+    /// The first one in the order of [`DeviceFigures::order`](stratalloc_recording::DeviceFigures::order).
     First,
-    /// All devices with events, the one with the most events first.
+    /// All devices with events, in this order.
     Each,
+    /// All devices with events or memory, in this order. The command itself shows how they compare.
+    All,
 }
 
 /// A recording without a result.
@@ -55,9 +59,6 @@ pub(crate) struct NotJudged {
     pub(crate) name: String,
     pub(crate) error: String,
 }
-
-/// Device numbers in a recording are smaller than this.
-const DEVICE_NUMBERS: u32 = 64;
 
 /// A function that processes one device of a recording. The text is the name to print.
 type Act<'a> = dyn FnMut(&str, Trace) -> Result<Outcome> + 'a;
@@ -144,52 +145,43 @@ impl Recordings {
         act: &mut Act<'_>,
         failed: &mut Vec<NotJudged>,
     ) -> Result<Outcome> {
-        let device = self.recorded_device;
         let source = RecordingInput::of(path, self.max_input)?;
-        let first = self.read(path, &source, device)?;
-        let (name, taken) = (name_of(path), first.device);
-        let mut others = if device.is_none() { first.other_devices } else { 0 };
-        if others == 0 || wanted == Devices::First {
-            if others > 0 {
-                write_stderr(format_args!(
-                    "note: {}: events of device {taken} are taken, {others} more have some: \
-                     --recorded-device N takes another",
-                    shown_path(path)
-                ));
-            }
-            return take(path, act, &name, first);
-        }
-        let count = others + 1;
-        write_stderr(format_args!(
-            "note: {}: events of {count} devices, shown one by one; --recorded-device N takes one",
-            shown_path(path)
-        ));
-        let mut take = |number: u32, trace: Trace| {
-            let name = format!("{name} device {number}");
-            or_printed(take(path, act, &name, trace), &name, failed)
+        let first = self.read(path, &source, self.recorded_device)?;
+        let (name, devices) = (name_of(path), first.devices.clone());
+        let is_shown = |figures: &&DeviceFigures| match wanted {
+            Devices::First => figures.device == first.device,
+            Devices::Each => figures.events > 0 || figures.device == first.device,
+            Devices::All => true,
         };
-        let mut outcome = take(taken, first)?;
-        for number in (0..DEVICE_NUMBERS).filter(|number| *number != taken) {
-            if others == 0 {
-                break;
-            }
-            // Devices without entries fail to be read and are skipped.
-            match self.read(path, &source, Some(number)) {
-                Ok(trace) if !trace.events.is_empty() => {
-                    others -= 1;
-                    outcome = outcome.max(take(number, trace)?);
+        let shown: Vec<u32> = devices.iter().filter(is_shown).map(|one| one.device).collect();
+        if let Some(compared) = devices_sentence(&devices) {
+            let one_by_one = "shown one by one, in this order; --recorded-device N takes one";
+            let note = match (wanted, shown.len()) {
+                (Devices::All, count) => format!("{count} devices, {one_by_one}"),
+                (_, 1) => {
+                    let taken = format!("Device {} is taken", first.device);
+                    format!("{compared} {taken}; --recorded-device N takes another")
                 }
-                _ => {}
-            }
+                _ => format!("{compared} They are {one_by_one}"),
+            };
+            write_stderr(format_args!("note: {}: {note}", shown_path(path)));
         }
-        match others {
-            0 => Ok(outcome),
-            _ => {
-                let why =
-                    format!("{}: events of {others} more devices cannot be read", shown_path(path));
-                or_printed(Err(why.into()), &name, failed)
-            }
+        let others = match shown.as_slice() {
+            [] | [_] => return take(path, act, &name, first),
+            [_, others @ ..] => others,
+        };
+        let mut take_named = |number: u32, trace: Result<Trace>| {
+            let name = format!("{name} device {number}");
+            let done = trace.and_then(|trace| take(path, act, &name, trace));
+            or_printed(done, &name, failed)
+        };
+        let mut outcome = take_named(first.device, Ok(first))?;
+        for number in others {
+            let trace = self.read(path, &source, Some(*number));
+            let trace = trace.map(|trace| Trace { devices: devices.clone(), ..trace });
+            outcome = outcome.max(take_named(*number, trace)?);
         }
+        Ok(outcome)
     }
 
     /// Reads a recording, with a progress bar.
@@ -213,8 +205,7 @@ impl Recordings {
         Ok(trace)
     }
 
-    /// Reads the device with the most events, or the one that the user selected, from a file. Prints
-    /// nothing.
+    /// Reads the device to look at first, or the one that the user selected, from a file. Prints nothing.
     pub(crate) fn read_silently(&self, path: &Path) -> Result<Trace, String> {
         let name = shown_path(path);
         let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;

@@ -67,7 +67,7 @@ pub(crate) fn run(args: &ReportArguments) -> Result<Outcome> {
         add(args, &question, &mut report, name, trace)?;
         Ok(Outcome::Good)
     };
-    let outcome = args.recordings.each(Devices::Each, &mut add)?;
+    let outcome = args.recordings.each(Devices::All, &mut add)?;
     if report.left_out > 0 {
         let count = counted_as(report.left_out as u64, "recording", "recordings");
         let most = PAGE_BYTES / 1_000_000;

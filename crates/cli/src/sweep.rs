@@ -11,7 +11,9 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use stratalloc::config::{TorchVersion, shown};
-use stratalloc_analysis::{Advised, Found, Group, Paste, Scanned, counted_as, grouped};
+use stratalloc_analysis::{
+    Advised, Found, Group, Paste, Scanned, counted_as, grouped, ranks_sentence,
+};
 use stratalloc_recording::Trace;
 
 use super::files;
@@ -150,8 +152,8 @@ impl Job<'_> {
         if several > 0 {
             let count = counted_as(several, "recording has", "recordings have");
             write_stderr(format_args!(
-                "note: {count} events of several devices: the device with the most events is taken; \
-                 --recorded-device N takes another"
+                "note: {count} several devices: the one whose requests failed first, else the one with the \
+                 most reserved bytes, is taken; --recorded-device N takes another"
             ));
         }
         Ok(Found::of(&scanned))
@@ -293,8 +295,10 @@ fn write(args: &SweepArguments, found: &Found) -> io::Result<()> {
     let names = names(args);
     let (heading, rows) = rows(found, &names, args.search.torch);
     let facts = facts(found, &names, args.search.torch);
+    let compared = ranks_sentence(&found.ranks, &names).map(|sentence| shown(&sentence));
     let mut out = out();
     if !is_json() {
+        compared.iter().try_for_each(|sentence| writeln!(out, "{sentence}\n"))?;
         table(&mut out, &heading, &rows)?;
         return facts.iter().try_for_each(|fact| writeln!(out, "{}", shown(fact)));
     }
@@ -316,11 +320,17 @@ fn write(args: &SweepArguments, found: &Found) -> io::Result<()> {
         let paste = paste_json(&Paste::of(conf, args.search.torch));
         joined([json!({"conf": conf, "needs_bytes": bytes}), paste])
     });
+    let ranks = found.ranks.iter();
+    let ranks =
+        ranks.map(|(at, figures)| joined([json!({"recording": names[*at]}), json!(figures)]));
     let lines = facts.iter().map(|fact| format!("\n{}", shown(fact)));
-    let text = table_text(&heading, &rows).trim_end().to_owned() + &lines.collect::<String>();
+    let begin = compared.as_ref().map_or_else(String::new, |sentence| format!("{sentence}\n\n"));
+    let text = begin + table_text(&heading, &rows).trim_end() + &lines.collect::<String>();
     let all = json!({
         "rows": of_all,
         "groups": groups,
+        "ranks": ranks.collect::<Vec<_>>(),
+        "ranks_sentence": compared,
         "worst": found.worst().map(|group| &names[group.analysed]),
         "advice": advice,
         "table": text,

@@ -20,8 +20,12 @@ const SHOWN: usize = 3;
 /// The maximum number of rows for streams and pools in the table.
 const HEAPS_SHOWN: usize = 8;
 
-/// Prints an answer.
+/// Prints an answer. The line that compares the devices of a file comes before the first of them.
 pub(crate) fn write(answer: &Answer, question: &Question) -> io::Result<()> {
+    let is_first = answer.devices.first().is_some_and(|first| first.device == answer.device);
+    if let Some(sentence) = answer.devices_sentence.as_ref().filter(|_| is_first) {
+        writeln!(out(), "{sentence}\n")?;
+    }
     if answer.no_history.is_some() {
         return write_dump(answer);
     }

@@ -84,7 +84,7 @@ impl Report {
 
     /// Adds a recording, which is one device of a file.
     pub fn add(&mut self, drawn: &Drawn<'_>) {
-        let devices = drawn.timeline.trace.other_devices as usize + 1;
+        let devices = drawn.answer.devices.len().max(1);
         let sheet = sheet::sheet(drawn, self.share_bytes / devices);
         self.left_out += usize::from(sheet.is_none());
         self.sheets.extend(sheet);

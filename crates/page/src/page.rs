@@ -6,7 +6,7 @@
 const PAGE: &str = include_str!("page/page.html");
 pub(super) const STYLE: &str = include_str!("page/style.css");
 /// The scripts, each after those that it depends on.
-const SCRIPTS: [&str; 10] = [
+const SCRIPTS: [&str; 11] = [
     include_str!("page/data.js"),
     include_str!("page/tools.js"),
     include_str!("page/timeline.js"),
@@ -14,6 +14,7 @@ const SCRIPTS: [&str; 10] = [
     include_str!("page/blocks.js"),
     include_str!("page/holders.js"),
     include_str!("page/needs.js"),
+    include_str!("page/devices.js"),
     include_str!("page/advice.js"),
     include_str!("page/account.js"),
     include_str!("page/main.js"),

@@ -19,7 +19,7 @@ use stratalloc_analysis::{
     Answer, Callers, CategoryBytes, Causes, Choice, Compared, Curve, HeapFigures, Holder,
     MomentCauses, MomentFigures, Setting, Timeline, counted_as, points,
 };
-use stratalloc_recording::{Annotation, NoHistory, Owner, StackId};
+use stratalloc_recording::{Annotation, DeviceFigures, NoHistory, Owner, StackId};
 
 #[derive(Serialize)]
 struct Sheet<'a> {
@@ -41,6 +41,9 @@ struct Sheet<'a> {
     annotations: Vec<(u32, String, u64)>,
     /// The owners of the used memory at the end.
     account: Vec<Owner>,
+    /// All devices of the file, if it has several, and a sentence that compares them.
+    devices: &'a [DeviceFigures],
+    devices_sentence: Option<&'a str>,
     moments: Option<Vec<u32>>,
     base: String,
     unit: u64,
@@ -287,6 +290,8 @@ fn as_text(drawn: &Drawn<'_>, callers: &Callers<'_>, detail: &Detail) -> (String
         failures: failures(lives, &table, detail.failures),
         annotations: annotations(&trace.annotations, detail),
         account: account(&trace.account, detail),
+        devices: &answer.devices,
+        devices_sentence: answer.devices_sentence.as_deref(),
         moments: kept.moments.clone(),
         base: format!("{base:#x}"),
         unit,

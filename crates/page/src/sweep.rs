@@ -2,7 +2,7 @@
 
 use super::page::STYLE;
 use stratalloc::config::TorchVersion;
-use stratalloc_analysis::{Advised, Found, Group, Paste, grouped, near};
+use stratalloc_analysis::{Advised, Found, Group, Paste, grouped, near, ranks_sentence};
 
 /// The maximum number of recordings that are named for each group and of those that could not be read.
 const NAMED: usize = 100;
@@ -13,6 +13,8 @@ pub fn sweep_page(found: &Found, names: &[String], torch: Option<TorchVersion>) 
     let worst = found.worst().map(|group| group.analysed);
     let row = |group| row(group, largest, worst, names, torch);
     let rows: String = found.groups.iter().map(row).collect();
+    let compared = ranks_sentence(&found.ranks, names).unwrap_or_default();
+    let compared = escaped(&compared);
     let of = found.partial().unwrap_or_else(|| "All recordings".to_owned());
     let advice = match found.advice() {
         Some((conf, bytes)) => {
@@ -37,7 +39,7 @@ pub fn sweep_page(found: &Found, names: &[String], torch: Option<TorchVersion>) 
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<title>stratalloc sweep</title>\n\
          <style>\n{STYLE}</style>\n</head>\n<body>\n<header><h1>{} recordings in {} groups</h1></header>\n<main>\n\
-         <section><h2>What to set</h2><p>{advice}</p></section>\n\
+         <section><h2>What to set</h2><p>{compared}</p><p>{advice}</p></section>\n\
          <section><h2>Groups of recordings with equal requests</h2><div class=\"table\"><table>\n\
          <tr><th>recordings</th><th>needs MiB</th><th>at best MiB</th><th class=\"text\">best setting</th>\
          <th class=\"text\">recordings, and how they differ</th></tr>\n{rows}</table></div></section>\n\

@@ -16,6 +16,7 @@
 mod addresses;
 mod complete;
 mod describe;
+mod devices;
 mod entries;
 mod evidence;
 mod frames;
@@ -30,6 +31,7 @@ mod trace;
 mod verify;
 mod workload;
 
+pub use devices::DeviceFigures;
 pub use entries::thread_entries;
 pub use evidence::{Lack, MissingEntries, NoHistory};
 pub use frames::{FrameKind, Runtime};

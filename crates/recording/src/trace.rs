@@ -7,6 +7,7 @@ use std::convert::Infallible;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::devices::DeviceFigures;
 use super::evidence::MissingEntries;
 use super::stacks::{StackId, Stacks};
 use stratalloc::config::{Compat, Config, TorchVersion};
@@ -25,9 +26,9 @@ pub struct Trace {
     pub conf: String,
     /// The device whose events these are.
     pub device: u32,
-    /// The number of other devices with entries in the recording, or with memory if no device has entries.
-    /// 0 if the reader was limited to one device that has entries. Their data is not included.
-    pub other_devices: u32,
+    /// All devices of the recording with events or memory, the one to look at first first; empty if there is
+    /// one only, or if the reader was limited to one. The other data is that of `device` alone.
+    pub devices: Vec<DeviceFigures>,
     /// Whether the recording is a log of requests, without an allocator's decisions.
     pub requests_only: bool,
     /// The stacks that events and blocks refer to.

@@ -18,7 +18,7 @@ use crate::streams::Streams;
 use crate::torch::ForTorch;
 use crate::trial::{failed_requests, failures_are_replayed, without_files};
 use crate::verdict::Verdict;
-use crate::words::{Summary, categories_sentence, remarks, unknown};
+use crate::words::{Summary, categories_sentence, devices_sentence, remarks, unknown};
 use stratalloc::config::Config;
 use stratalloc_recording::{Frame, FrameKind, Progress, ReplayError, StackId};
 
@@ -138,6 +138,8 @@ fn facts(
         version: VERSION,
         trace: name.to_owned(),
         device: recording.trace.device,
+        devices: recording.trace.devices.clone(),
+        devices_sentence: devices_sentence(&recording.trace.devices),
         sentence: verdict.sentence(),
         headline: verdict.name(),
         verdict,

@@ -21,7 +21,7 @@ use super::verdict::Verdict;
 use super::words::Choice;
 use stratalloc::config::Config;
 use stratalloc::ids::{PoolId, StreamId};
-use stratalloc_recording::{HostMemory, NoHistory, StackId};
+use stratalloc_recording::{DeviceFigures, HostMemory, NoHistory, StackId};
 
 pub use build::{answer, described};
 pub use schema::{Field, fields, schema};
@@ -68,6 +68,11 @@ pub struct Answer {
     pub trace: String,
     /// The number of the recorded device.
     pub device: u32,
+    /// All devices of the file, the one to look at first first: the one that failed first, else the one with
+    /// the most reserved bytes; empty if the file has one device only.
+    pub devices: Vec<DeviceFigures>,
+    /// A sentence that compares them.
+    pub devices_sentence: Option<String>,
     /// The result as a sentence.
     pub sentence: String,
     /// The kind of the result: `worth it`, `not worth it`, `cannot help`, `no history` or `not searched`.

@@ -4,6 +4,7 @@ use hashbrown::HashMap;
 
 use super::{Advised, Difference, Fingerprint, Scanned};
 use crate::{counted_as, grouped};
+use stratalloc_recording::DeviceFigures;
 
 /// Recordings with equal fingerprints.
 #[derive(Debug)]
@@ -29,12 +30,19 @@ pub struct Found {
     pub groups: Vec<Group>,
     /// The settings that were tried on all groups.
     pub confs: Vec<String>,
+    /// The recordings that could be read and their figures, in the order of [`DeviceFigures::order`]: first
+    /// the one that failed first, or else the one with the most reserved bytes.
+    pub ranks: Vec<(usize, DeviceFigures)>,
 }
 
 impl Found {
     /// Groups recordings. Of groups with the same number of recordings, the one with the first recording is
     /// first.
     pub fn of(scanned: &[Result<Scanned, String>]) -> Self {
+        let read = scanned.iter().enumerate();
+        let read = read.filter_map(|(at, one)| Some((at, one.as_ref().ok()?.figures)));
+        let mut ranks: Vec<(usize, DeviceFigures)> = read.collect();
+        ranks.sort_by_key(|(index, figures)| (figures.order(), *index));
         let mut unread = Vec::new();
         let mut members: Vec<Vec<usize>> = Vec::new();
         let mut group_of: HashMap<&Fingerprint, usize> = HashMap::new();
@@ -58,7 +66,8 @@ impl Found {
             difference: None,
             needs: Vec::new(),
         };
-        Self { unread, groups: members.into_iter().map(group).collect(), confs: Vec::new() }
+        let groups = members.into_iter().map(group).collect();
+        Self { unread, groups, confs: Vec::new(), ranks }
     }
 
     /// Returns the groups that were analysed.

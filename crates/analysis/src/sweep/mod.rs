@@ -19,7 +19,7 @@ pub use difference::{Difference, Rank};
 pub use fingerprint::Fingerprint;
 pub use found::{Found, Group};
 use stratalloc::config::Config;
-use stratalloc_recording::{Progress, ReplayError, Trace, Workload};
+use stratalloc_recording::{DeviceFigures, Progress, ReplayError, Trace, Workload};
 use stratalloc_sim::SimOptions;
 
 /// The result of reading a recording.
@@ -30,7 +30,10 @@ pub struct Scanned {
     pub requests: u64,
     /// The peak of reserved bytes.
     pub peak_reserved_bytes: u64,
-    /// The number of further devices in the file. Only the one with the most events is analysed.
+    /// The figures of its device, by which ranks are compared.
+    pub figures: DeviceFigures,
+    /// The number of further devices in the file. Only the first in the order of [`DeviceFigures::order`] is
+    /// analysed.
     pub other_devices: u32,
 }
 
@@ -70,13 +73,14 @@ impl Scanned {
     /// Computes the figures of a recording that has a history.
     pub fn of(rank: &Rank<'_>) -> Self {
         let Rank { trace, workload, limit_bytes } = rank;
-        let (_, peak) =
-            stratalloc_recording::reserved_before_and_peak(&trace.segments, &trace.events);
+        let figures = DeviceFigures::of(trace);
+        let others = trace.devices.len().saturating_sub(1);
         Self {
             fingerprint: Fingerprint::of(trace, workload, *limit_bytes),
             requests: trace.requests().count() as u64,
-            peak_reserved_bytes: peak,
-            other_devices: trace.other_devices,
+            peak_reserved_bytes: figures.reserved_peak_bytes,
+            figures,
+            other_devices: u32::try_from(others).unwrap_or(u32::MAX),
         }
     }
 }

@@ -1,9 +1,11 @@
 //! The results of an analysis as sentences. Every number in them comes from a recording or a replay.
 
 mod answer;
+mod devices;
 mod summary;
 mod verdict;
 
+pub use devices::{devices_sentence, ranks_sentence};
 pub use summary::Summary;
 
 use std::collections::HashMap;

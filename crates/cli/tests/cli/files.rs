@@ -132,7 +132,7 @@ fn names_of_files_cannot_speak_to_the_terminal() {
     let log_conf = format!("layers:[log:\"{log}\"]");
     for (args, shown, on) in [
         (vec!["replay", &whole], "a?b?[31m device 0  [(default)]", true),
-        (vec!["replay", &whole], "a?b?[31m.json: events of", false),
+        (vec!["replay", &whole], "a?b?[31m.json: 2 devices. ", false),
         (vec!["compare", &whole, "--conf", "cpu_trim_age_s:1"], "a?b?[31m device 0\n", true),
         (vec!["replay", &broken], "a?b?[31m-broken.json: ", false),
         (vec!["replay", &folder.path(&name("-none"))], "a?b?[31m-none: ", false),

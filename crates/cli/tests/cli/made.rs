@@ -104,8 +104,9 @@ impl Made {
 
     /// Adds a request that fails.
     pub(super) fn out_of_memory(&mut self, bytes: u64, device_free_bytes: u64) {
+        let time_us = self.entries.len() + 1000;
         self.entries.push(format!(
-            r#"{{"action":"oom","device_free":{device_free_bytes},"size":{bytes},"stream":{}}}"#,
+            r#"{{"action":"oom","device_free":{device_free_bytes},"size":{bytes},"stream":{},"time_us":{time_us}}}"#,
             self.stream
         ));
     }

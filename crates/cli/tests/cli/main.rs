@@ -10,6 +10,7 @@ mod bench;
 mod cases;
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
+mod devices;
 mod diff;
 mod files;
 mod forecast;
@@ -189,7 +190,11 @@ fn each_device_of_a_recording_is_shown() {
     let each = replay(&[]);
     let devices = [("two device 1".to_owned(), 2), ("two device 0".to_owned(), 1)];
     assert_eq!(allocations(&each), devices, "{}", each.stderr);
-    assert!(each.stderr.contains("events of 2 devices"), "{}", each.stderr);
+    assert!(
+        each.stderr.contains("2 devices. Peaks of reserved and of live bytes: device 1 "),
+        "{}",
+        each.stderr
+    );
     let piped = run_with(&["replay", "-", "--json"], &recording);
     assert_eq!(allocations(&piped), [("- device 1".to_owned(), 2), ("- device 0".to_owned(), 1)]);
     let advised = rows(&run(&["advise", "--quick", &file, "--json"]));
@@ -202,7 +207,7 @@ fn each_device_of_a_recording_is_shown() {
     let statistics = folder.path("statistics.json");
     let first = replay(&["--stats", &statistics]);
     assert_eq!(allocations(&first), [("two".to_owned(), 2)]);
-    assert!(first.stderr.contains("events of device 1 are taken"), "{}", first.stderr);
+    assert!(first.stderr.contains("Device 1 is taken"), "{}", first.stderr);
 }
 
 #[test]

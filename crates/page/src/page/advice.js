@@ -7,6 +7,7 @@ function showAdvice() {
   const { recording } = state;
   const { advice } = recording;
   showFacts(recording);
+  showDevices(recording);
   for (const [name, text] of Object.entries(recording.headline)) {
     const line = byId(`headline-${name}`);
     line.hidden = text === "";

@@ -205,6 +205,24 @@ impl Entry for TraceEvent {
     }
 }
 
+/// The part of an event by which devices are compared.
+pub(super) struct BriefEvent {
+    pub(super) action: Action,
+    pub(super) size_bytes: u64,
+    pub(super) time_us: u64,
+}
+
+impl BriefEvent {
+    /// Reads an entry. Returns `None` for one that is not an event, and for a malformed one.
+    pub(super) fn read(from: &Interpreter<'_>, record: &Record) -> Option<Self> {
+        let scalar = |key: Word| Some(from.scalar(record[key as usize]?));
+        let number = |key: Word| scalar(key)?.number().ok();
+        let Kind::Memory(action) = scalar(Word::Action)?.action().ok()? else { return None };
+        let time_us = number(Word::TimeUs).unwrap_or(0);
+        Some(Self { action, size_bytes: number(Word::Size)?, time_us })
+    }
+}
+
 fn too_far(size_bytes: u64, address: u64) -> Mismatch {
     Mismatch::new("memory that ends below 2^64", format!("{size_bytes} bytes at {address}"))
 }

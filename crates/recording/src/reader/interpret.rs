@@ -5,19 +5,20 @@
 //! `stack_reader` caches. The memory of each result is charged to the budget first, so a small file cannot
 //! expand into a large trace.
 
-use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use super::Limits;
 use super::budget::{Budget, OverBudget};
 use super::encoding::Format;
 use super::error::{Failure, Mismatch, PickleProblem};
-use super::fields::{Entry, SHOWN_CHARS, Scalar, needed};
+use super::fields::{BriefEvent, Entry, ListedSegment, SHOWN_CHARS, Scalar, needed};
 use super::heap::{Constant, Heap, Items, Record, Value, View};
 use super::parts::{Beside, ListedOwner, Parts};
 use super::path::Path;
 use super::stack_reader::StackReader;
 use super::words::Word;
-use crate::{MadeHere, StackId, Trace};
+use crate::devices::{EndBytes, Survey};
+use crate::{DeviceFigures, MadeHere, StackId, Trace};
 use stratalloc::config::TorchVersion;
 
 /// Builds a snapshot from the values of a file. `format` is the syntax of the file.
@@ -71,6 +72,9 @@ struct DeviceList {
     list: Value,
     len: usize,
 }
+
+/// The most devices of a file that are compared and shown.
+const DEVICES_MAX: usize = 64;
 
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
@@ -148,7 +152,8 @@ impl<'h> Interpreter<'h> {
         Ok(rows)
     }
 
-    /// Reads the events of the requested device, or of the device with the most events.
+    /// Reads the events of the requested device, or of the first one in the order of
+    /// [`DeviceFigures::order`].
     fn devices(&mut self, devices: Value, parts: &mut Parts) -> Result<(), Stop> {
         if self.heap.view(devices) == View::Constant(Constant::None) {
             return Ok(());
@@ -169,7 +174,9 @@ impl<'h> Interpreter<'h> {
                 found.push(DeviceList { number, list, len });
             }
         }
-        if let Some(wanted) = self.limits.device.filter(|&d| d as usize >= count) {
+        let has_memory = |wanted| parts.segments.iter().any(|s| s.device == Some(wanted));
+        let is_absent = |wanted: &u32| *wanted as usize >= count && !has_memory(*wanted);
+        if let Some(wanted) = self.limits.device.filter(is_absent) {
             return Err(Stop::Mismatch(Mismatch::new(
                 "events of the requested device",
                 format!("{count} devices and no device {wanted}"),
@@ -178,33 +185,75 @@ impl<'h> Interpreter<'h> {
         self.choose(found, parts)
     }
 
-    /// Reads the lists, longest first, until no other list could have more events. The longest list need
-    /// not have the most events, because a list also contains ignored entries.
-    fn choose(&mut self, mut found: Vec<DeviceList>, parts: &mut Parts) -> Result<(), Stop> {
-        found.sort_by_key(|device| (Reverse(device.len), device.number));
+    /// Compares the devices, and reads the list of the first one.
+    fn choose(&mut self, found: Vec<DeviceList>, parts: &mut Parts) -> Result<(), Stop> {
         // No list is chosen if none has events.
-        parts.trace.entries = found.first().map_or(0, |device| device.len as u64);
-        parts.trace.other_devices =
-            u32::try_from(found.len().saturating_sub(1)).unwrap_or(u32::MAX);
-        for DeviceList { number, list, len } in found {
-            if len < parts.trace.events.len() {
-                break;
-            }
-            self.path.enter_index(number as usize);
-            self.beside = Beside::default();
-            let events = self.entries(list)?;
-            self.path.leave();
-            let chosen = (parts.trace.events.len(), Reverse(parts.device));
-            if (events.len(), Reverse(Some(number))) > chosen {
-                parts.trace.events = events;
-                parts.device = Some(number);
-                let Beside { unknown, annotations, .. } = std::mem::take(&mut self.beside);
-                parts.trace.unknown = unknown;
-                parts.trace.entries = len as u64;
-                parts.trace.annotations = annotations;
-            }
+        parts.trace.entries = found.iter().map(|list| list.len as u64).max().unwrap_or(0);
+        let mut devices = self.compared(&found, &parts.segments)?;
+        let first = devices.first().filter(|first| first.events > 0);
+        let chosen = match (first, found.as_slice()) {
+            (Some(first), all) => all.iter().find(|list| list.number == first.device),
+            (None, [only]) => Some(only),
+            (None, _) => None,
+        };
+        devices.truncate(if devices.len() > 1 { DEVICES_MAX } else { 0 });
+        parts.trace.devices = devices;
+        let Some(DeviceList { number, list, len }) = chosen else { return Ok(()) };
+        self.path.enter_index(*number as usize);
+        self.beside = Beside::default();
+        let events = self.entries(*list)?;
+        self.path.leave();
+        if !events.is_empty() {
+            parts.trace.events = events;
+            parts.device = Some(*number);
+            let Beside { unknown, annotations, .. } = std::mem::take(&mut self.beside);
+            parts.trace.unknown = unknown;
+            parts.trace.entries = *len as u64;
+            parts.trace.annotations = annotations;
         }
         Ok(())
+    }
+
+    /// Returns the figures of all devices with events or memory in the order of [`DeviceFigures::order`].
+    /// Empty if the file names one device only, or if the caller did.
+    fn compared(
+        &mut self,
+        found: &[DeviceList],
+        segments: &[ListedSegment],
+    ) -> Result<Vec<DeviceFigures>, Stop> {
+        let mut ends: BTreeMap<u32, EndBytes> = BTreeMap::new();
+        // Old files do not contain the device of a segment.
+        let mut end_of_any = EndBytes::default();
+        for ListedSegment { device, layout, .. } in segments {
+            let end = device.map(|device| ends.entry(device).or_default());
+            end.unwrap_or(&mut end_of_any).add(layout);
+        }
+        found.iter().for_each(|list| _ = ends.entry(list.number).or_default());
+        if ends.len() < 2 || self.limits.device.is_some() {
+            return Ok(Vec::new());
+        }
+        let lists: BTreeMap<u32, Value> = found.iter().map(|one| (one.number, one.list)).collect();
+        let mut devices = self.budget.vec_of(ends.len())?;
+        for (device, end) in ends {
+            let survey = lists.get(&device).map_or_else(Survey::default, |list| self.survey(*list));
+            let figures = survey.finish(device, end.plus(end_of_any));
+            if figures.events > 0 || end.reserved > 0 {
+                devices.push(figures);
+            }
+        }
+        devices.sort_by_key(DeviceFigures::order);
+        Ok(devices)
+    }
+
+    fn survey(&self, list: Value) -> Survey {
+        let mut survey = Survey::default();
+        let items = self.heap.items(list).into_iter().flatten();
+        for record in items.filter_map(|item| self.heap.record_of(item)) {
+            if let Some(event) = BriefEvent::read(self, &record) {
+                survey.see(event.action, event.size_bytes, event.time_us);
+            }
+        }
+        survey
     }
 
     /// Reads the entries of a list.
@@ -277,7 +326,7 @@ impl<'h> Interpreter<'h> {
     }
 
     /// Returns a value as fields read it. Texts that are not words are cut to [`SHOWN_CHARS`] characters.
-    fn scalar(&self, value: Value) -> Scalar {
+    pub(super) fn scalar(&self, value: Value) -> Scalar {
         match self.heap.view(value) {
             View::Constant(Constant::None) => Scalar::None,
             View::Constant(Constant::False) => Scalar::Bool(false),

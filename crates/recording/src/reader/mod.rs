@@ -43,7 +43,8 @@ pub struct Limits {
     /// The maximum number of marks (opcode `MARK`) that may be open in a pickle. Default: 1,000. For JSON
     /// the limit is always 128 levels of nesting.
     pub nesting: usize,
-    /// The device whose events are read. `None` means the device with the most events.
+    /// The device whose events are read. `None` means the first one in the order of
+    /// [`DeviceFigures::order`](crate::DeviceFigures::order).
     pub device: Option<u32>,
 }
 

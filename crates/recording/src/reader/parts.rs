@@ -3,8 +3,6 @@
 //! In a file, segments precede the events, but the events decide which device is chosen. So the segments of
 //! all devices are kept until then.
 
-use std::collections::BTreeSet;
-
 use serde::Deserialize;
 
 use super::Limits;
@@ -52,21 +50,17 @@ impl Parts {
     /// Returns the trace. Its segments are those of the chosen device and those without a recorded device,
     /// in address order.
     ///
-    /// Without events, chooses the requested device, or else the first one that has segments. Adds entries of
-    /// frees that the file does not contain, and charges their memory to the budget.
+    /// Without events, chooses the requested device, or else the one with the most reserved bytes. Adds
+    /// entries of frees that the file does not contain, and charges their memory to the budget.
     pub(super) fn into_trace(
         self,
         limits: &Limits,
         budget: &mut Budget,
     ) -> Result<Trace, OverBudget> {
         let Self { mut trace, mut segments, device, host_segments, host_events, account } = self;
-        let numbers: BTreeSet<u32> = segments.iter().filter_map(|s| s.device).collect();
-        let device = limits.device.or(device).or(numbers.first().copied()).unwrap_or_default();
-        if trace.events.is_empty() && trace.other_devices == 0 {
-            // Without events, the other devices are those with segments.
-            let others = numbers.into_iter().filter(|number| *number != device).count();
-            trace.other_devices = u32::try_from(others).unwrap_or(u32::MAX);
-        }
+        let compared = trace.devices.first().map(|first| first.device);
+        let only = || segments.iter().filter_map(|segment| segment.device).min();
+        let device = limits.device.or(device).or(compared).or_else(only).unwrap_or_default();
         trace.device = device;
         let is_own = |s: &ListedSegment| s.device.is_none_or(|number| number == device);
         segments.retain(is_own);
