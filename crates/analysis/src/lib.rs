@@ -42,6 +42,7 @@ mod diff;
 mod dump;
 mod figures;
 mod forecast;
+mod graph_pools;
 mod holders;
 mod limit;
 pub mod lives;
@@ -77,6 +78,7 @@ pub use diff::{Diff, Growth, KeptSegment, ShownRequest, Side, difference};
 pub use dump::{Dump, FreeClass};
 pub use figures::Figures;
 pub use forecast::{Forecast, ForecastError, Sample, Sizes, VALUE_MAX};
+pub use graph_pools::GraphPools;
 pub use holders::{AgeClass, CategoryBytes, Holder, Holders, SizeClass};
 pub use moments::{Moments, Timeline, lives_of};
 pub use needs::{Cost, Need, SearchOptions};
@@ -94,4 +96,4 @@ pub use verdict::{CodeBytes, Hindrance, LargestHolder, LivePeak, UnderLimit, Ver
 pub use words::{
     BESIDES, Choice, Summary, counted_as, devices_sentence, grouped, host_sentence, near,
 };
-pub use words::{ranks_sentence, remarks};
+pub use words::{CausesColumn, ranks_sentence, remarks};

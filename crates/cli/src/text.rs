@@ -6,7 +6,7 @@ use std::time::Duration;
 use stratalloc::config::shown;
 use stratalloc_analysis::{
     Answer, BESIDES, CategoryBytes, Causes, Choice, CodeFigures, Compared, FrameFigures, FreeClass,
-    HeapFigures, HolderList, MomentCauses, Question, Setting, counted_as, grouped, host_sentence,
+    HolderList, MomentCauses, Question, Setting, counted_as, grouped, host_sentence,
 };
 
 use super::outcome::out;
@@ -160,10 +160,10 @@ fn write_causes(moment: &MomentCauses) -> io::Result<()> {
     writeln!(out, "{}", moment.why)?;
     let total = moment.reserved_bytes;
     let mut heading = vec![("MiB reserved", Left), ("all", Right), ("", Right)];
-    let several = if moment.heaps.len() > 1 { HEAPS_SHOWN } else { 0 };
-    let heaps = || moment.heaps.iter().take(several);
-    let names: Vec<String> = heaps().map(HeapFigures::name).collect();
-    heading.extend(names.iter().map(|name| (name.as_str(), Right)));
+    let columns = moment.columns();
+    let several = if columns.len() > 1 { HEAPS_SHOWN } else { 0 };
+    let heaps = || columns.iter().take(several);
+    heading.extend(heaps().map(|column| (column.name.as_str(), Right)));
     let mut rows = Vec::new();
     for (at, (name, bytes)) in moment.causes.rows().into_iter().enumerate() {
         if bytes == 0 && name != "requested and live" {

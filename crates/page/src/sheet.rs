@@ -16,7 +16,7 @@ use stratalloc_analysis::lives::{
     fewer,
 };
 use stratalloc_analysis::{
-    Answer, Callers, CategoryBytes, Causes, Choice, Compared, Curve, HeapFigures, Holder,
+    Answer, Callers, CategoryBytes, Causes, CausesColumn, Choice, Compared, Curve, Holder,
     MomentCauses, MomentFigures, Setting, Timeline, counted_as, points,
 };
 use stratalloc_recording::{Annotation, DeviceFigures, NoHistory, Owner, StackId};
@@ -488,13 +488,14 @@ fn advice(answer: &Answer) -> AdviceData<'_> {
 
 fn causes(moment: &MomentCauses) -> CausesData<'_> {
     let bytes = |causes: &Causes| causes.rows().map(|(_, bytes)| bytes);
-    let heap = |heap: &HeapFigures| (heap.name(), bytes(&heap.causes), heap.largest_free_bytes);
+    let heap =
+        |column: CausesColumn| (column.name, bytes(&column.causes), column.largest_free_bytes);
     CausesData {
         name: moment.moment,
         sentence: &moment.why,
         causes: moment.causes.rows().map(|(name, _)| name),
         all: bytes(&moment.causes),
-        heaps: moment.heaps.iter().take(HEAPS).map(heap).collect(),
+        heaps: moment.columns().into_iter().take(HEAPS).map(heap).collect(),
     }
 }
 

@@ -9,6 +9,7 @@ use crate::callers::{Callers, Compared, Files};
 use crate::categories::Category;
 use crate::causes::Picture;
 use crate::dump::Dump;
+use crate::graph_pools::GraphPools;
 use crate::holders::{CodeHolder, Holders};
 use crate::lives::Lives;
 use crate::moments::{Moments, Timeline};
@@ -52,7 +53,8 @@ pub fn answer(
         true => advice.verdict(recording, moments.main()),
         false => Verdict::NotSearched { why: ENOUGH.to_owned() },
     };
-    (all.headline, all.sentence) = (all.verdict.name(), all.verdict.sentence());
+    all.headline = all.verdict.name();
+    all.sentence = headline(&all.verdict, all.causes.as_ref());
     let setting = |tried: &Tried| Setting::new(tried, advice.paste(tried));
     all.choice = advice.worth_it(recording).map(setting);
     all.choices = advice.choices(recording);
@@ -70,6 +72,19 @@ pub fn answer(
     all.within = within.iter().map(|tried| tried.as_ref().map(setting)).collect();
     (all.passed_over, all.is_cut_short) = (advice.passed_over, advice.is_cut_short);
     Ok(all)
+}
+
+/// Returns the result as a sentence. If most of the memory that is not live is free in the pools of graphs,
+/// adds that, because no setting releases it.
+fn headline(verdict: &Verdict, causes: Option<&MainCauses>) -> String {
+    let has_failed = |causes: &&MainCauses| causes.main.failed_bytes.is_some();
+    let reserved = causes.filter(|causes| !has_failed(causes));
+    let reserved = reserved.and_then(|causes| causes.peak_reserved.as_ref());
+    let moment = reserved.or(causes.map(|causes| &causes.main));
+    let pools = moment.and_then(|moment| Some((moment.graph_pools?, moment.reserved_bytes)));
+    let pools = pools.filter(|(pools, _)| pools.is_largest_cause);
+    let pools = pools.and_then(|(pools, total_bytes)| pools.sentence(total_bytes));
+    pools.map_or_else(|| verdict.sentence(), |pools| format!("{} {pools}", verdict.sentence()))
 }
 
 /// Searches the settings that the caller asked for and the search did not try.
@@ -256,6 +271,7 @@ impl Lists<'_> {
             failed_bytes: failed.map(|failed| failed.requested_bytes),
             failed_by: self.callers.code_of(failed.and_then(|failed| failed.stack)),
             why: picture.sentence(streams),
+            graph_pools: GraphPools::at(picture),
             heaps: picture.heaps.iter().map(HeapFigures::of).collect(),
         }
     }

@@ -14,6 +14,7 @@ use super::advice::{AdviceOptions, Tried, for_pytorch};
 use super::callers::Compared;
 use super::causes::{Causes, HeapCauses};
 use super::dump::FreeClass;
+use super::graph_pools::GraphPools;
 use super::holders::{AgeClass, CategoryBytes, Holder, SizeClass};
 use super::paste::Paste;
 use super::streams::StreamUse;
@@ -292,6 +293,8 @@ pub struct MomentCauses {
     pub failed_by: Option<String>,
     /// The reason why so much is reserved, as sentences.
     pub why: String,
+    /// The private pools that captures of graphs made; `null` if none has free memory.
+    pub graph_pools: Option<GraphPools>,
     /// The bytes of each stream of each pool, the largest first.
     pub heaps: Vec<HeapFigures>,
 }

@@ -2,10 +2,12 @@
 
 mod answer;
 mod devices;
+mod graph_pools;
 mod summary;
 mod verdict;
 
 pub use devices::{devices_sentence, ranks_sentence};
+pub use graph_pools::CausesColumn;
 pub use summary::Summary;
 
 use std::collections::HashMap;
@@ -16,6 +18,7 @@ use serde::Serialize;
 use crate::advice::{Advice, Tried};
 use crate::answer::HeapFigures;
 use crate::causes::{Causes, Moment, Picture};
+use crate::graph_pools::GraphPools;
 use crate::holders::CategoryBytes;
 use crate::needs::Need;
 use crate::passes::Fate;
@@ -134,7 +137,10 @@ impl Picture {
         };
         let live = near(self.causes.requested_bytes);
         let mut text = format!("{when}, {} MiB are reserved and {live} MiB are live", near(total));
-        if bytes > 0 {
+        let pools = GraphPools::at(self);
+        let of_pools = pools.and_then(|pools| pools.sentence(total));
+        let is_of_pools = of_pools.is_some() && pools.is_some_and(|pools| pools.is_largest_cause);
+        if bytes > 0 && !is_of_pools {
             let share = part(bytes, total) * 100.0;
             text += &format!("; {} MiB ({share:.0} %) are {name}", near(bytes));
         }
@@ -144,6 +150,10 @@ impl Picture {
             text += &format!(". The largest free block has {} MiB", near(largest));
         }
         text.push('.');
+        if let Some(of_pools) = of_pools {
+            text.push(' ');
+            text += &of_pools;
+        }
         // At the peak of live bytes, streams that become busy later have not reserved their memory yet.
         if !matches!(self.moment, Moment::PeakLive | Moment::End | Moment::Dump)
             && let Some(more) = self.streams_apart(streams)

@@ -154,6 +154,28 @@ const CASES: &[(&str, &[Answer])] = &[
             Answer { args: "advise --quick --fits 2GiB", code: 0, has: &["Yes"], lacks: &[] },
         ],
     ),
+    (
+        "torch215_graphs",
+        &[
+            Answer {
+                args: "advise --quick",
+                code: 0,
+                has: &[
+                    "33,000 MiB (83 %) are free in 11 private pools: their graphs keep them, empty_cache does not \
+                     release them; one pool for all captures (pool=), the largest captured first, would need \
+                     about 3,930 MiB",
+                    "11 private pools  stream 0x0",
+                ],
+                lacks: &["pool 11.0", "are completely free segments"],
+            },
+            Answer {
+                args: "advise --quick --json",
+                code: 0,
+                has: &["\"shared_need_bytes\":4120903680"],
+                lacks: &[],
+            },
+        ],
+    ),
 ];
 
 #[test]

@@ -25,6 +25,7 @@ mod newer;
 mod options;
 mod pastes;
 mod pluggable;
+mod pools;
 mod progress;
 mod report;
 mod sweep;

@@ -66,7 +66,7 @@ function causesOf({ name, sentence, causes, all, heaps }) {
     const sum = numbers.reduce((all, number) => all + number, 0);
     return { cells: [element("span", { style: { whiteSpace: "nowrap" } }, heap), element("div", { class: "share" }, ...bar(numbers, largest)), bytes(sum), ...shown.map((at) => bytes(numbers[at])), bytes(free)] };
   });
-  const heading = [["stream", true], ["", true], ["reserved", false], ...shown.map((at) => [causes[at], false]), ["largest free block", false]];
+  const heading = [["stream or pool", true], ["", true], ["reserved", false], ...shown.map((at) => [causes[at], false]), ["largest free block", false]];
   const more = heaps.length > 16 ? [element("p", { class: "quiet" }, `and ${heaps.length - 16} more`)] : [];
   return [element("h3", {}, name === "first failure" ? "At the first failed request" : `At the ${name}`), element("p", {}, sentence),
     element("div", { class: "stack", role: "img", "aria-label": sentence }, ...bar(all, total)), keys, ...(rows.length > 0 ? [table(heading, rows)] : []), ...more];
