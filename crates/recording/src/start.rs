@@ -246,6 +246,10 @@ fn ever_mapped(trace: &Trace) -> BTreeMap<u64, u64> {
     stretches
 }
 
+fn held_end(held: &SegmentLayout) -> u64 {
+    held.address.saturating_add(held.size_bytes)
+}
+
 /// The state while events are undone.
 struct Back {
     blocks: HashMap<u64, LiveBlock>,
@@ -343,7 +347,6 @@ impl Back {
     /// Removes pages from the mapped range that contains them all, if there is one.
     fn unmap(&mut self, address: u64, size_bytes: u64) {
         let end = address.saturating_add(size_bytes);
-        let held_end = |held: &SegmentLayout| held.address.saturating_add(held.size_bytes);
         let before = self.held.range(..=address).next_back().map(|(_, held)| held.clone());
         let Some(held) = before.filter(|held| held.expandable && held_end(held) >= end) else {
             return;
@@ -364,11 +367,15 @@ impl Back {
         let above = self.kinds.range((stream, address)..).next();
         let near = below.into_iter().chain(above).filter(|((of, _), _)| *of == stream);
         let stretch = |at| self.mapped.range(..=at).next_back().map(|(start, _)| *start);
-        // Prefers ranges in the same contiguous range, because pages of another reservation may be closer.
+        let pages_end = address.saturating_add(size_bytes);
+        let distance = |at: u64| match at <= address {
+            true => address.saturating_sub(self.held.get(&at).map_or(at, held_end)),
+            false => at.saturating_sub(pages_end),
+        };
+        // Prefers ranges in the same contiguous range, because pages of another reservation may be closer. Of
+        // two that are adjacent to the pages, prefers the lower one.
         let nearest = near
-            .map(|((_, at), found)| {
-                ((stretch(*at) != stretch(address), at.abs_diff(address)), *found)
-            })
+            .map(|((_, at), found)| ((stretch(*at) != stretch(address), distance(*at)), *found))
             .min_by_key(|(distance, _)| *distance);
         // If no range of the stream is known, a multiple of 20 MiB counts as pages for large blocks.
         let by_size = match size_bytes.is_multiple_of(20 * MIB) {
@@ -435,5 +442,21 @@ mod tests {
             ..Trace::default()
         };
         assert!(Start::of(&trace).is_empty(), "{:?}", Start::of(&trace).held);
+
+        // A reservation that was mapped to its end, where the next one begins.
+        let full = Trace {
+            events: vec![
+                event(Action::SegmentMap, large + page, 19 * page),
+                event(Action::SegmentUnmap, large + 19 * page, page),
+            ],
+            segments: vec![
+                segment(large, 19 * page, PoolKind::Large),
+                segment(small, 2 * MIB, PoolKind::Small),
+            ],
+            ..Trace::default()
+        };
+        let before: Vec<_> = Start::of(&full).held.into_values().collect();
+        let sizes: Vec<u64> = before.iter().map(|held| held.size_bytes).collect();
+        assert_eq!(sizes, [page, 2 * MIB]);
     }
 }
