@@ -393,6 +393,7 @@ mod tests {
             passed_over: 0,
             is_cut_short: false,
             torch: ForTorch::Unknown,
+            is_rocm: false,
         }
     }
 
@@ -411,8 +412,13 @@ mod tests {
              instead of 2,100 MiB (29 % less). Retries: 1, as before."
         );
         let theirs = tried("compat:pytorch", 1800);
-        let sentence = advice(&[ours, theirs]).verdict(&recording(), None).sentence();
+        let sentence = advice(&[ours.clone(), theirs]).verdict(&recording(), None).sentence();
         assert!(sentence.starts_with("Set max_split_size_mb:32 in stratalloc"), "{sentence}");
+        let none = "No setting of PyTorch's own allocator is worth its cost.";
+        assert!(!sentence.contains(none), "{sentence}");
+        let sentence = advice(&[ours]).verdict(&recording(), None).sentence();
+        assert!(sentence.starts_with("Set max_split_size_mb:32 in stratalloc"), "{sentence}");
+        assert!(sentence.ends_with(none), "{sentence}");
     }
 
     #[test]

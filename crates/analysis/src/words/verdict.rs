@@ -22,8 +22,14 @@ impl Verdict {
                 let holder = largest_holder.as_ref().map(LargestHolder::sentence);
                 why.sentence() + &request.unwrap_or_default() + &holder.unwrap_or_default()
             }
-            Self::WorthIt { has_pytorch_setting: false, .. } => {
-                format!("{} {NOT_IN_PYTORCH}", self.setting_sentence())
+            Self::WorthIt { has_pytorch_setting: false, before_bytes, under_limit, .. } => {
+                let is_rescue = under_limit.is_some_and(|under| under.is_rescue);
+                let lacks = match is_rescue || before_bytes.is_none() {
+                    true => "that was tried suffices",
+                    false => "is worth its cost",
+                };
+                let sentence = self.setting_sentence();
+                format!("{sentence} No setting of PyTorch's own allocator {lacks}.")
             }
             _ => self.setting_sentence(),
         }
@@ -91,9 +97,6 @@ impl Verdict {
         }
     }
 }
-
-/// The sentence if only this library's allocator has a setting that is worth its cost.
-const NOT_IN_PYTORCH: &str = "No setting of PyTorch's own allocator is worth its cost.";
 
 fn why_not(needs_bytes: u64, least_bytes: u64, more_time: Option<f64>) -> String {
     let saved = needs_bytes.saturating_sub(least_bytes);
