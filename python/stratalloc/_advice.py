@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 
-from . import _command, _torch
+from . import _command, _platform, _torch
 from ._errors import LibraryError
 
 
@@ -17,7 +17,7 @@ def advise(device=None, quick=True):
     ``None``, it is the one that failed first, else the one with the most reserved bytes; the key ``devices``
     compares all of them. Recording must be on. If the history shows hardly any request,
     ``headline`` is ``"no history"`` and there are no settings and needs."""
-    running = str(getattr(sys.modules.get("torch"), "__version__", ""))
+    running = _platform.build_of(sys.modules.get("torch"))
     # The command line knows only versions 2.x.
     options = options_of(quick, running if running.startswith("2.") else None)
     with tempfile.TemporaryDirectory(prefix="stratalloc-") as folder:

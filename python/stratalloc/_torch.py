@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 
-from . import _extension, _history
+from . import _extension, _history, _platform
 from ._allocator import Allocator
 from ._calls import Text
 from ._errors import LibraryError
@@ -98,6 +98,12 @@ def install(library=None, conf=None, pinned=None):
         import torch
     except ImportError as error:
         raise LibraryError(f"PyTorch cannot be imported: {error}") from error
+    hip = _platform.hip_of(torch)
+    if hip is not None:
+        raise LibraryError(
+            f"PyTorch is built for ROCm (HIP {hip}), and the library allocates memory of CUDA devices only; watch() "
+            "works with PyTorch's own allocator"
+        )
     if torch.cuda.is_initialized():
         raise LibraryError("CUDA is in use already; install() has to come before its first use")
     extension = _extension_for(torch)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from . import _account, _history, _torch, _watch_report
+from . import _account, _history, _platform, _torch, _watch_report
 from ._errors import LibraryError
 from ._watch_options import options as all_options
 
@@ -33,10 +33,10 @@ _last = None
 
 
 def watch(folder=None, files=None, ring=None, seconds=None, pause=None, every=None, signal=None):
-    """Records the history of PyTorch's allocator from the first use of CUDA on. When memory runs out, adds
+    """Records the history of PyTorch's allocator from the first use of CUDA or ROCm on. When memory runs out, adds
     a report to the ``torch.cuda.OutOfMemoryError``: the code that holds most memory, why it is reserved,
     the setting with which the program would fit, and the paths of a snapshot and of a page about it. Works
-    with PyTorch 2.1 and later, over its own allocator or over this library.
+    with PyTorch 2.1 and later, over its own allocator, for CUDA or ROCm, or over this library.
 
     An option that is ``None`` is read from the environment variable ``STRATALLOC_WATCH_`` and its name. An
     invalid variable is reported once on the standard error stream, and the default is used.
@@ -121,8 +121,10 @@ class Watcher:
             # Recording initializes CUDA, which a process must not do before a fork. So it waits for the first
             # use.
             self._torch.cuda._lazy_call(self._record)
-        with _reported("the account cannot be read by other programs"):
-            _account.serve()
+        # The account is made of calls of CUDA's driver.
+        if _platform.hip_of(self._torch) is None:
+            with _reported("the account cannot be read by other programs"):
+                _account.serve()
         with _reported("steps are not counted"):
             if self._options["every"]:
                 optimizer = importlib.import_module("torch.optim.optimizer")
@@ -198,10 +200,11 @@ class Watcher:
         """Writes a snapshot. Of the requests that failed, only the last of each device in ``failed`` is kept,
         because a report is about the first one in a recording. ``None`` keeps all."""
         if not self._torch.cuda.is_initialized():
-            raise LibraryError("CUDA is not in use yet")
+            raise LibraryError(f"{_platform.name_of(self._torch)} is not in use yet")
         snapshot = _torch._snapshot(None)
-        with _reported("the snapshot has no account"):
-            snapshot["account"] = json.dumps(_account.owners(self._torch, snapshot.get("segments")))
+        if _platform.hip_of(self._torch) is None:
+            with _reported("the snapshot has no account"):
+                snapshot["account"] = json.dumps(_account.owners(self._torch, snapshot.get("segments")))
         if failed is not None:
             traces = snapshot["device_traces"]
             traces[:] = [_without_failures(trace, at in failed) for at, trace in enumerate(traces)]
@@ -228,7 +231,7 @@ class Watcher:
             return f"stratalloc: no report, because the snapshot cannot be written: {_one_line(error)}", None
         lines = []
         try:
-            version = str(self._torch.__version__)
+            version = _platform.build_of(self._torch)
             lines.extend(_watch_report.analyse(path, device, version, self._options["seconds"]))
         except Exception as error:
             lines.append(f"not analysed: {_one_line(error)}")

@@ -23,7 +23,7 @@ def analyse(path, device, version, seconds):
     words = ["--quick", path]
     # The command line knows only versions 2.x.
     known = re.match(r"2\.[0-9]+", version)
-    words += ["--torch", known[0]] if known else []
+    words += ["--torch", known[0] + ("+rocm" if "+rocm" in version else "")] if known else []
     words += [] if device is None else ["--recorded-device", str(device)]
     with contextlib.ExitStack() as ends:
 
@@ -64,6 +64,10 @@ def _lines_of(advice):
         blocks = f"{row['blocks']:,} block{'' if row['blocks'] == 1 else 's'}"
         size = f"{row['requested_bytes'] / 2**20:,.1f} MiB ({share:.0f} %)"
         lines.append(f"held: {size} in {blocks}: {row['asked_for_by']}")
+    moment = (advice.get("moments") or [{}])[0]
+    if moment.get("categories"):
+        shares = (f"{row['category']} {100 * row['share']:.0f} %" for row in moment["categories"])
+        lines.append("by category: " + ", ".join(shares))
     if not has_history:
         return [advice["sentence"], *lines]
     return [*lines, advice["sentence"], *(f"set: {line}" for line in advice["set"][:1])]

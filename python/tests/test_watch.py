@@ -36,6 +36,8 @@ if sys.argv[1] == "report":
 else:
     rows = [dict(requested_bytes=n << 20, blocks=n, asked_for_by=f"train.py:{{n}} f\\n") for n in (6, 2, 1, 1)]
     advice = dict(sentence="Set a:b.", set=["CONF=a:b", "ALLOC_CONF=a:b"], causes=dict(why="All is reserved."))
+    shares = [dict(category="activations", share=0.75), dict(category="unknown", share=0.25)]
+    advice["moments"] = [dict(categories=shares)]
     print(json.dumps(dict(advice, holders=dict(requested_bytes=10 << 20, by_stack=rows))))
 """
 
@@ -128,6 +130,7 @@ class Reports(Folder):
                 "  held: 6.0 MiB (60 %) in 6 blocks: train.py:6 f ",
                 "  held: 2.0 MiB (20 %) in 2 blocks: train.py:2 f ",
                 "  held: 1.0 MiB (10 %) in 1 block: train.py:1 f ",
+                "  by category: activations 75 %, unknown 25 %",
                 "  Set a:b.",
                 "  set: CONF=a:b",
                 f"  snapshot: {own / snapshot[0]}",
@@ -145,6 +148,22 @@ class Reports(Folder):
         written = pickle.loads((own / snapshot[0]).read_bytes())
         self.assertEqual(written["device_traces"][1], [{"action": "alloc"}, {"action": "oom", "n": 2}])
         self.assertEqual(self.errors.getvalue(), "")
+
+    def test_on_rocm_the_report_is_for_that_platform(self):
+        self.torch.version = types.SimpleNamespace(hip="6.4.43482", cuda=None)
+        self.torch.__version__ = "2.8.0a0+gitabcdef"
+        with mock.patch.object(_watch._account, "serve") as serve:
+            watcher = self.watch()
+        self.assertIsNone(watcher.snapshot())
+        self.assertIn("no snapshot is written: HIP is not in use yet", self.errors.getvalue())
+        self.use_cuda()
+        _, note = self.failure()
+        self.assertIn("  held: 6.0 MiB (60 %) in 6 blocks: train.py:6 f ", note)
+        calls = sorted((self.folder / "calls").read_text().splitlines())
+        self.assertIn("--torch 2.8+rocm --recorded-device 1", calls[0])
+        serve.assert_not_called()
+        written = pickle.loads((self.folder / "own" / self.files("*.pickle")[0]).read_bytes())
+        self.assertNotIn("account", written)
 
     def test_before_notes_the_message_has_the_report(self):
         self.watch()

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::needs::{Need, SearchOptions};
 use super::recording::Recording;
-use super::torch::ForTorch;
+use super::torch::{ForTorch, ROCM_EXPANDABLE, is_of_rocm};
 use super::trial::{Capacity, fits, measure};
 use stratalloc::config::{Compat, Config, KeyTable, TorchVersion};
 use stratalloc_recording::{Progress, ReplayError, Stage};
@@ -28,13 +28,16 @@ pub struct AdviceOptions {
     /// The version of PyTorch that must accept the settings for PyTorch's own allocator. If `None`, it is the
     /// oldest version that can have made the recording.
     pub torch: Option<TorchVersion>,
+    /// Whether PyTorch is built for ROCm; a recording may show it too.
+    pub is_rocm: bool,
     /// If the recorded setting needs at most this many bytes, no other setting is tried.
     pub enough_bytes: Option<u64>,
 }
 
 impl Default for AdviceOptions {
     fn default() -> Self {
-        Self { time: Duration::from_secs(45), quick: false, torch: None, enough_bytes: None }
+        let time = Duration::from_secs(45);
+        Self { time, quick: false, torch: None, is_rocm: false, enough_bytes: None }
     }
 }
 
@@ -103,6 +106,8 @@ pub struct Advice {
     pub is_cut_short: bool,
     /// The version of PyTorch that the settings suit.
     pub torch: ForTorch,
+    /// Whether they are for ROCm. Then none is for this library, which needs CUDA.
+    pub is_rocm: bool,
 }
 
 /// The end of a configuration string that is replayed with PyTorch's exact decisions.
@@ -187,6 +192,7 @@ impl Advice {
             passed_over: 0,
             is_cut_short: false,
             torch: ForTorch::of(recording, options.torch),
+            is_rocm: options.is_rocm || is_of_rocm(recording),
             progress,
         };
         let recorded = search.recorded()?;
@@ -202,12 +208,13 @@ impl Advice {
                 search.try_all(&together.iter().map(String::as_str).collect::<Vec<_>>())?;
             }
         }
-        let modelled = match options.quick || is_enough || search.is_cut_short {
+        let modelled = match options.quick || is_enough || search.is_cut_short || search.is_rocm {
             true => None,
             false => search.modelled()?,
         };
-        let SettingSearch { tried, passed_over, is_cut_short, torch, .. } = search;
-        let mut advice = Self { recorded, tried, modelled, passed_over, is_cut_short, torch };
+        let SettingSearch { tried, passed_over, is_cut_short, torch, is_rocm, .. } = search;
+        let mut advice =
+            Self { recorded, tried, modelled, passed_over, is_cut_short, torch, is_rocm };
         advice.try_under_limit(recording, progress)?;
         advice.try_other_addresses(recording, progress)?;
         Ok(advice)
@@ -379,6 +386,7 @@ struct SettingSearch<'a> {
     passed_over: usize,
     is_cut_short: bool,
     torch: ForTorch,
+    is_rocm: bool,
     progress: &'a dyn Progress,
 }
 
@@ -414,12 +422,22 @@ impl SettingSearch<'_> {
             if conf.ends_with(PYTORCH) && !config.is_accepted_by(self.torch.version()) {
                 continue;
             }
+            if self.is_rocm && !self.is_for_rocm(&conf) {
+                continue;
+            }
             if self.seen.iter().all(|known| known.settings() != config.settings()) {
                 self.seen.push(config.clone());
                 found.push(Candidate { conf, config });
             }
         }
         found
+    }
+
+    /// Returns true if PyTorch for ROCm acts on a setting.
+    fn is_for_rocm(&self, conf: &str) -> bool {
+        let first = ROCM_EXPANDABLE.parse().unwrap_or(TorchVersion::V2_11);
+        let is_known = self.torch.version() >= first || !conf.contains("expandable_segments");
+        conf.ends_with(PYTORCH) && is_known
     }
 
     fn try_all(&mut self, settings: &[&str]) -> Result<(), ReplayError> {

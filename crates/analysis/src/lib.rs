@@ -89,7 +89,7 @@ pub use snapshot::snapshot_of;
 pub use stratalloc_recording::{Cancelled, Progress, Silent, Stage};
 pub use streams::{StreamUse, Streams};
 pub use sweep::{Advised, Difference, Fingerprint, Found, Group, Rank, Scanned};
-pub use torch::ForTorch;
+pub use torch::{ForTorch, TorchBuild};
 pub use trial::{Capacity, Trial, fits, measure};
 pub use trial::{Watched, failed_requests, watch, without_files};
 pub use verdict::{CodeBytes, Hindrance, LargestHolder, LivePeak, UnderLimit, Verdict};

@@ -9,6 +9,10 @@ use std::fmt;
 use stratalloc::config::{Compat, Config, TorchVersion, torch_notes};
 use stratalloc::registry;
 
+/// The variable that PyTorch reads, by the platform that it is built for.
+const FOR_CUDA: &str = "PYTORCH_CUDA_ALLOC_CONF";
+const FOR_ROCM: &str = "PYTORCH_HIP_ALLOC_CONF";
+
 /// A line to paste that sets a configuration, and the allocator that reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paste {
@@ -46,7 +50,17 @@ impl Paste {
             |part: &&str| part.split(':').next().is_some_and(|key| key.trim() == "compat");
         let parts = conf.split(',').filter(|part| !is_compat(part)).map(str::trim);
         let conf = parts.collect::<Vec<_>>().join(",");
-        Self::line(allocator, "PYTORCH_CUDA_ALLOC_CONF", &conf, true)
+        Self::line(allocator, FOR_CUDA, &conf, true)
+    }
+
+    /// Returns the same line for PyTorch that is built for ROCm.
+    pub(super) fn on_rocm(self) -> Self {
+        let allocator = format!("{} for ROCm", self.allocator);
+        let set = match self.set.strip_prefix(FOR_CUDA) {
+            Some(conf) => format!("{FOR_ROCM}{conf}"),
+            None => self.set,
+        };
+        Self { allocator, set, ..self }
     }
 
     fn line(allocator: String, variable: &str, conf: &str, is_for_pytorch: bool) -> Self {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Args;
 
 use stratalloc::config::{Compat, TorchVersion};
-use stratalloc_analysis::{AdviceOptions, Recording};
+use stratalloc_analysis::{AdviceOptions, Recording, TorchBuild};
 
 use super::assertion::{Condition, ConditionBound};
 use super::files;
@@ -21,7 +21,7 @@ use super::settings::NamedConf;
 use super::show::shown_conf;
 
 /// The text of `--torch`.
-const TORCH: &str = "Version of PyTorch that must accept the settings, such as 2.8. Without it, a search uses the \
+const TORCH: &str = "Version of PyTorch that must accept the settings, such as 2.8 or 2.8.0+rocm6.4. Without it, a search uses the \
     oldest that can have made the recording, and a comparison any";
 
 /// Settings besides those of a search.
@@ -43,14 +43,20 @@ pub(crate) struct SearchArguments {
         value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     time: u64,
     #[arg(long, value_name = "VERSION", help = TORCH)]
-    pub(crate) torch: Option<TorchVersion>,
+    torch: Option<TorchBuild>,
 }
 
 impl SearchArguments {
     pub(crate) fn options(&self) -> AdviceOptions {
-        let Self { quick, time, torch } = *self;
-        let time = Duration::from_secs(time);
-        AdviceOptions { quick, time, torch, ..AdviceOptions::default() }
+        let time = Duration::from_secs(self.time);
+        let is_rocm = self.torch.is_some_and(|build| build.is_rocm);
+        let (quick, torch) = (self.quick, self.torch());
+        AdviceOptions { quick, time, torch, is_rocm, ..AdviceOptions::default() }
+    }
+
+    /// Returns the version of PyTorch that must accept the settings.
+    pub(crate) fn torch(&self) -> Option<TorchVersion> {
+        self.torch.map(|build| build.version)
     }
 }
 

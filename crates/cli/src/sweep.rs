@@ -110,7 +110,7 @@ pub(crate) fn run(args: &SweepArguments) -> Result<Outcome> {
     let Some(found) = done? else { return Ok(Outcome::Good) };
     if let Some(target) = target {
         target.write(
-            stratalloc_page::sweep_page(&found, &names(args), args.search.torch).as_bytes(),
+            stratalloc_page::sweep_page(&found, &names(args), args.search.torch()).as_bytes(),
         )?;
     }
     write(args, &found)?;
@@ -252,7 +252,7 @@ impl Job<'_> {
 
     fn group_json(&self, at: usize, group: &Group, largest: usize) -> Value {
         let names = group.members.iter().map(|index| self.name(*index));
-        group_json(at, group, names.collect(), &self.name(largest), self.args.search.torch)
+        group_json(at, group, names.collect(), &self.name(largest), self.args.search.torch())
     }
 }
 
@@ -293,8 +293,8 @@ fn group_json(
 /// Prints the results.
 fn write(args: &SweepArguments, found: &Found) -> io::Result<()> {
     let names = names(args);
-    let (heading, rows) = rows(found, &names, args.search.torch);
-    let facts = facts(found, &names, args.search.torch);
+    let (heading, rows) = rows(found, &names, args.search.torch());
+    let facts = facts(found, &names, args.search.torch());
     let compared = ranks_sentence(&found.ranks, &names).map(|sentence| shown(&sentence));
     let mut out = out();
     if !is_json() {
@@ -311,13 +311,13 @@ fn write(args: &SweepArguments, found: &Found) -> io::Result<()> {
         let members: Vec<String> = group.members.iter().map(|at| names[*at].clone()).collect();
         for index in &group.members {
             let row = json!({"recording": names[*index], "group": at + 1});
-            of_all[*index] = Some(with_paste(row, group, args.search.torch));
+            of_all[*index] = Some(with_paste(row, group, args.search.torch()));
         }
-        group_json(at, group, members, largest, args.search.torch)
+        group_json(at, group, members, largest, args.search.torch())
     });
     let groups: Vec<Value> = groups.collect();
     let advice = found.advice().map(|(conf, bytes)| {
-        let paste = paste_json(&Paste::of(conf, args.search.torch));
+        let paste = paste_json(&Paste::of(conf, args.search.torch()));
         joined([json!({"conf": conf, "needs_bytes": bytes}), paste])
     });
     let ranks = found.ranks.iter();

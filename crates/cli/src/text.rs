@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use stratalloc::config::shown;
 use stratalloc_analysis::{
-    Answer, BESIDES, CategoryBytes, Causes, Choice, CodeFigures, Compared, FrameFigures, FreeClass,
+    Answer, CategoryBytes, Causes, Choice, CodeFigures, Compared, FrameFigures, FreeClass,
     HolderList, MomentCauses, Question, Setting, counted_as, grouped, host_sentence,
 };
 
@@ -104,6 +104,9 @@ fn write_sentences(answer: &Answer) -> io::Result<()> {
     let mut out = out();
     writeln!(out, "{}", shown(&answer.trace))?;
     writeln!(out, "{}", emphasised(&answer.sentence))?;
+    if let Some(platform) = answer.platform_sentence() {
+        writeln!(out, "{platform}")?;
+    }
     let host = answer.host.as_ref().map(host_sentence);
     for line in answer.limit.limit_sentence.iter().chain(&host) {
         writeln!(out, "{line}")?;
@@ -139,7 +142,8 @@ fn write_tried(answer: &Answer, question: &Question) -> io::Result<()> {
         mib(live.live_bytes as f64),
         live.remark()
     )?;
-    writeln!(out, "needs: the smallest device size from which on no request fails. {BESIDES}")?;
+    let besides = answer.besides();
+    writeln!(out, "needs: the smallest device size from which on no request fails. {besides}")?;
     if recorded_ms.is_some() {
         writeln!(out, "device ms: simulated; in brackets as a share of the recorded time")?;
     }

@@ -47,7 +47,9 @@ impl Drawn<'_> {
         let bare = self.answer.no_history.map(|_| bare.to_owned());
         let host = self.answer.host.as_ref().map(host_sentence);
         let remarks = self.answer.remarks.iter().map(|remark| sentence(remark));
-        self.notes.iter().cloned().chain(host).chain(bare).chain(replay).chain(remarks).collect()
+        let platform = self.answer.platform_sentence().map(str::to_owned);
+        let first = self.notes.iter().cloned().chain(host).chain(platform);
+        first.chain(bare).chain(replay).chain(remarks).collect()
     }
 }
 

@@ -16,7 +16,7 @@ use crate::moments::{Moments, Timeline};
 use crate::needs::{Need, SearchOptions};
 use crate::recording::Recording;
 use crate::streams::Streams;
-use crate::torch::ForTorch;
+use crate::torch::{ForTorch, is_of_rocm};
 use crate::trial::{failed_requests, failures_are_replayed, without_files};
 use crate::verdict::Verdict;
 use crate::words::{Summary, categories_sentence, devices_sentence, remarks, unknown};
@@ -144,6 +144,7 @@ fn facts(
     };
     let has_history = recording.no_history.is_none();
     let torch = ForTorch::of(recording, question.advice.torch);
+    let is_rocm = question.advice.is_rocm || is_of_rocm(recording);
     let causes = |picture: &Picture| lists.causes(picture, &moments.streams);
     let main = moments.main().map(causes);
     let reserved = moments.reserved().map(causes).or_else(|| main.clone());
@@ -162,6 +163,7 @@ fn facts(
         code: summary.code,
         choice: None,
         torch: torch_text(torch),
+        platform: is_rocm.then_some("ROCm"),
         set: Vec::new(),
         choices: Vec::new(),
         not_shown: if has_history { unknown(recording, torch) } else { Vec::new() },

@@ -89,6 +89,8 @@ pub struct Answer {
     pub choice: Option<Setting>,
     /// The version of PyTorch that the settings are for; `null` if it is not known.
     pub torch: Option<String>,
+    /// `ROCm` if PyTorch is built for it, as the caller set or a stack or a key shows; `null` otherwise.
+    pub platform: Option<&'static str>,
     /// The lines to paste: for PyTorch's own allocator, and for this library's.
     pub set: Vec<String>,
     /// The same lines, each with its allocator and the need.

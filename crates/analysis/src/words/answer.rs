@@ -1,6 +1,6 @@
 //! The sentences and texts about an [`Answer`].
 
-use super::{counted_as, grouped, near, need_in_mib};
+use super::{BESIDES, BESIDES_ON_ROCM, ON_ROCM, counted_as, grouped, near, need_in_mib};
 use crate::answer::{Answer, MainCauses, MomentCauses, Setting};
 use crate::verdict::LivePeak;
 
@@ -13,6 +13,18 @@ impl Answer {
             causes.peak_reserved.as_ref().filter(|reserved| reserved.events != at(causes))
         });
         main.chain(reserved)
+    }
+
+    /// Returns a sentence about the memory that a device needs in addition to the recorded memory.
+    #[must_use]
+    pub fn besides(&self) -> &'static str {
+        if self.platform.is_some() { BESIDES_ON_ROCM } else { BESIDES }
+    }
+
+    /// Returns a sentence about the platform, if settings depend on it.
+    #[must_use]
+    pub fn platform_sentence(&self) -> Option<&'static str> {
+        self.platform.map(|_| ON_ROCM)
     }
 
     /// Returns how many settings were searched to the end.

@@ -331,7 +331,8 @@ impl Advice {
     pub fn paste(&self, tried: &Tried) -> Paste {
         match tried.for_pytorch() {
             Some(_) if self.is_for_pytorch(tried) => {
-                Paste::for_pytorch(self.torch.to_string(), &tried.conf)
+                let paste = Paste::for_pytorch(self.torch.to_string(), &tried.conf);
+                if self.is_rocm { paste.on_rocm() } else { paste }
             }
             _ => {
                 let torch = match self.torch {
@@ -374,6 +375,15 @@ pub(crate) fn unknown(recording: &Recording, torch: ForTorch) -> Vec<String> {
 /// The memory that a device needs in addition to the recorded memory.
 pub const BESIDES: &str = "A device needs more than that: the CUDA context, loaded kernels, and what NCCL, \
     cuBLAS and other libraries allocate themselves are not in a recording, often several hundred MiB.";
+
+/// The same for ROCm.
+pub(crate) const BESIDES_ON_ROCM: &str = "A device needs more than that: the HIP context, loaded kernels, and what \
+    RCCL, hipBLAS and other libraries allocate themselves are not in a recording, often several hundred MiB.";
+
+/// The sentence about a recording of PyTorch for ROCm.
+pub(crate) const ON_ROCM: &str = "This is PyTorch for ROCm: only settings of its own allocator are searched, because \
+    stratalloc allocates memory of CUDA devices, and expandable_segments only for PyTorch 2.12 and later (--torch), \
+    because earlier versions ignore it there.";
 
 /// Returns remarks about a recording: entries that were left out, and a start after that of the program.
 #[must_use]

@@ -175,3 +175,59 @@ fn categories_follow_from_the_stacks_and_from_the_lives_of_blocks() {
     let plain = ok(&["advise", "--quick", &file]).stdout;
     assert!(plain.contains("\nThe category of all live bytes is known.\n"), "{plain}");
 }
+
+/// Returns a recording in which expandable segments save much: each segment keeps a block, and the free parts
+/// are too small for what follows. Its requests have this innermost frame. It has no times.
+fn of_platform(frame: (&str, u32, &str)) -> String {
+    let mut made = Made::default();
+    let stack = super::diff::frames(&[frame, ("train.py", 9, "main")]);
+    for at in 1..9_u64 {
+        made.segment(at << 32, 20 * MIB);
+        made.alloc_with(at << 32, 9 * MIB, &stack);
+        made.alloc_with((at << 32) + 9 * MIB, 9 * MIB, &stack);
+    }
+    (1..9).for_each(|at| made.free(at << 32, 9 * MIB));
+    for at in 9..14_u64 {
+        made.segment(at << 32, 16 * MIB);
+        made.alloc_with(at << 32, 15 * MIB, &stack);
+    }
+    made.json().replace(r#""time_us""#, r#""not_a_time""#)
+}
+
+#[test]
+fn a_recording_of_rocm_gets_settings_that_work_there() {
+    let folder = Folder::new("names-rocm");
+    let hip = ("HIPCachingAllocator.cpp", 0, "c10::hip::HIPCachingAllocator::malloc(void**)");
+    let cuda = ("CUDACachingAllocator.cpp", 0, "c10::cuda::CUDACachingAllocator::malloc(void**)");
+    let [hip, cuda] = [("hip.json", hip), ("cuda.json", cuda)]
+        .map(|(name, frame)| folder.file(name, &of_platform(frame)));
+    let answer = |file: &str, more: &[&str]| {
+        let args = [&["advise", "--quick", file][..], more].concat();
+        (ok(&args).stdout, ok(&[&args[..], &["--json"]].concat()).json())
+    };
+    let (text, json) = answer(&cuda, &[]);
+    assert_eq!(json["platform"], Value::Null);
+    assert!(text.contains("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"), "{text}");
+    let rocm = |(text, json): (String, Value)| {
+        assert_eq!(json["platform"], "ROCm");
+        let is_ours = |setting: &Value| setting["paste_for"] == "stratalloc";
+        assert!(!json["tried"].as_array().expect("a list").iter().any(is_ours), "{json}");
+        for absent in ["CUDA context", "NCCL, cuBLAS", "PYTORCH_CUDA_ALLOC_CONF"] {
+            assert!(!text.contains(absent), "{absent}: {text}");
+        }
+        assert!(
+            text.contains("This is PyTorch for ROCm") && text.contains("HIP context"),
+            "{text}"
+        );
+        text
+    };
+    // Before PyTorch 2.12, PyTorch for ROCm ignores the key.
+    for text in [rocm(answer(&hip, &[])), rocm(answer(&hip, &["--torch", "2.8"]))] {
+        assert!(!text.contains("expandable_segments:True"), "{text}");
+    }
+    let line = "PYTORCH_HIP_ALLOC_CONF=expandable_segments:True";
+    for (file, torch) in [(&hip, "2.12"), (&cuda, "2.13.0+rocm7.1")] {
+        let text = rocm(answer(file, &["--torch", torch]));
+        assert!(text.contains(line), "{text}");
+    }
+}
