@@ -9,6 +9,9 @@
 //!
 //! The order of frees between two requests may differ between runs, for example where a program frees the
 //! items of a hash table. Only requests are aligned, so that this order does not matter.
+//!
+//! Blocks that lived before a recording began are known by their addresses, not by the order of their
+//! requests. They are compared as sets: those that are equal in all recordings have a constant size.
 
 use hashbrown::HashMap;
 
@@ -16,6 +19,7 @@ use super::diff::{DIFFERENCES_MAX, fewest};
 use super::figures::live_peak_bytes;
 use super::recording::{Memory, Recording};
 use super::trial::{fits_in_order, without_files};
+use super::words::near;
 use stratalloc::config::Config;
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::{MIN_BLOCK_BYTES, REQUEST_MAX_BYTES};
@@ -93,16 +97,24 @@ pub struct Forecast {
     /// Requests of another recording that the one at the largest value lacks. If there are two others, those
     /// of the one with more bytes.
     pub missing: Sizes,
+    /// Blocks that lived before all recordings and are equal in them. Their sizes are constant.
+    pub before: Sizes,
 }
 
 /// The reason why there is no forecast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForecastError {
-    /// Blocks lived before the first event. Their order is not that of their requests.
-    #[error("the recording at {value} begins late: record the program from its start")]
+    /// More than a small part of the blocks that lived before the first events differ.
+    #[error(
+        "what lived before the recordings at {} and {} began differs by {} MiB: record the program from its \
+         start, or begin at the same step of each run",
+        values[0], values[1], near(*bytes)
+    )]
     Late {
-        /// The value of the parameter.
-        value: u64,
+        /// The two values of the parameter.
+        values: [u64; 2],
+        /// The bytes that only one of the recordings has.
+        bytes: u64,
     },
     /// No size depends on the parameter.
     #[error("no request grows with the parameter: are these recordings of different sizes?")]
@@ -136,6 +148,19 @@ pub enum ForecastError {
 
 /// The largest share of requested bytes, in percent, whose sizes may follow no line.
 const NOT_AFFINE_MAX_PERCENT: u64 = 25;
+
+/// The largest share of the bytes that lived before the recordings, in percent, that may differ: a batch or
+/// a loss may be left from the step before.
+const BEFORE_MAX_PERCENT: u128 = 10;
+
+/// A block that lived before a recording began. Of streams and pools only the default one has the same
+/// handle in all runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct BlockBefore {
+    bytes: u64,
+    on_default_stream: bool,
+    in_default_pool: bool,
+}
 
 /// A request of a recording. Streams and pools are numbered in the order of their first requests, because
 /// their handles differ between runs.
@@ -176,12 +201,11 @@ impl Forecast {
             if recording.workload.ops.iter().any(|op| matches!(op, Op::AllocateFailing { .. })) {
                 return Err(ForecastError::Failed { value: *value });
             }
-            if recording.workload.seeded > 0 {
-                return Err(ForecastError::Late { value: *value });
-            }
         }
-        let asked = asked(&largest.recording.workload);
-        let lines = asked.iter().map(|asked| Fit { bytes: asked.bytes, other: None }).collect();
+        let (before, asked) = (before(largest), asked(&largest.recording.workload));
+        let all = before.iter().map(|block| block.bytes);
+        let all = all.chain(asked.iter().map(|asked| asked.bytes));
+        let lines = all.map(|bytes| Fit { bytes, other: None }).collect();
         let mut forecast = Self {
             base_value: largest.value,
             base: largest.recording.clone(),
@@ -191,11 +215,15 @@ impl Forecast {
             not_affine: Sizes::default(),
             only_largest: Sizes::default(),
             missing: Sizes::default(),
+            before: Sizes::default(),
         };
+        let unequal = forecast.compare_before(smaller, &before)?;
         let mut is_off = vec![false; asked.len()];
         for sample in smaller.iter().rev() {
             forecast.add(sample, &asked, &mut is_off)?;
         }
+        forecast.missing.requests += unequal.requests;
+        forecast.missing.bytes = forecast.missing.bytes.saturating_add(unequal.bytes);
         forecast.count(&is_off);
         let off = [forecast.not_affine, forecast.only_largest, forecast.missing];
         let off_bytes: u128 = off.iter().map(|sizes| u128::from(sizes.bytes)).sum();
@@ -208,6 +236,52 @@ impl Forecast {
             _ if forecast.growing.requests == 0 => Err(ForecastError::Constant),
             _ => Ok(forecast),
         }
+    }
+
+    /// Compares the blocks that lived before each recording with those of the one at the largest value, which
+    /// are `largest`. Returns those of another recording that this one lacks, if there are a few.
+    fn compare_before(
+        &mut self,
+        smaller: &[Sample],
+        largest: &[BlockBefore],
+    ) -> Result<Sizes, ForecastError> {
+        let mut is_constant = vec![true; largest.len()];
+        let mut most = Sizes::default();
+        for sample in smaller {
+            let blocks = before(sample);
+            let mut counts: HashMap<BlockBefore, u64> = HashMap::new();
+            blocks.iter().for_each(|block| *counts.entry(*block).or_default() += 1);
+            let mut only_largest = Sizes::default();
+            for (block, is_constant) in largest.iter().zip(&mut is_constant) {
+                match counts.get_mut(block).filter(|count| **count > 0) {
+                    Some(count) => *count -= 1,
+                    None => {
+                        only_largest.add(block.bytes);
+                        *is_constant = false;
+                    }
+                }
+            }
+            let mut missing = Sizes::default();
+            for (block, count) in counts {
+                (0..count).for_each(|_| missing.add(block.bytes));
+            }
+            let all = |blocks: &[BlockBefore]| blocks.iter().map(|b| u128::from(b.bytes)).sum();
+            let all_bytes: u128 = u128::max(all(largest), all(&blocks));
+            let bytes = only_largest.bytes.max(missing.bytes);
+            if u128::from(bytes) * 100 > all_bytes * BEFORE_MAX_PERCENT {
+                let values = [sample.value, self.base_value];
+                return Err(ForecastError::Late { values, bytes });
+            }
+            most = if missing.bytes > most.bytes { missing } else { most };
+        }
+        for (line, is_constant) in self.lines.iter_mut().zip(is_constant) {
+            if is_constant {
+                // A line through two equal sizes.
+                line.other = Some((0, line.bytes));
+                self.before.add(line.bytes);
+            }
+        }
+        Ok(most)
     }
 
     /// Aligns the requests of a recording at a smaller value with `largest`, those at the largest value. A
@@ -234,7 +308,8 @@ impl Forecast {
             self.missing = missing;
         }
         for [x, y] in pairs {
-            let (line, bytes) = (&mut self.lines[y], smaller[x].bytes);
+            let behind = self.lines.len() - largest.len();
+            let (line, bytes) = (&mut self.lines[behind + y], smaller[x].bytes);
             if line.other.is_some() {
                 is_off[y] = line.at(sample.value, of).abs_diff(bytes) > MIN_BLOCK_BYTES;
             } else {
@@ -245,7 +320,12 @@ impl Forecast {
     }
 
     fn count(&mut self, is_off: &[bool]) {
-        for (line, is_off) in self.lines.iter().zip(is_off) {
+        let (before, asked) = self.lines.split_at(self.lines.len() - is_off.len());
+        for line in before.iter().filter(|line| line.other.is_none()) {
+            self.all.add(line.bytes);
+            self.only_largest.add(line.bytes);
+        }
+        for (line, is_off) in asked.iter().zip(is_off) {
             self.all.add(line.bytes);
             match line.other {
                 None => self.only_largest.add(line.bytes),
@@ -322,12 +402,26 @@ impl Asked {
     }
 }
 
-/// Returns the requests of a workload in order.
+/// Returns the blocks that lived before a recording began, in the order of the operations.
+fn before(sample: &Sample) -> Vec<BlockBefore> {
+    let Workload { ops, seeded, .. } = &sample.recording.workload;
+    let block = |op: &Op| match *op {
+        Op::Allocate { bytes, stream, pool, .. } => Some(BlockBefore {
+            bytes,
+            on_default_stream: stream == StreamId::DEFAULT,
+            in_default_pool: pool == PoolId::DEFAULT,
+        }),
+        _ => None,
+    };
+    ops.iter().take(*seeded as usize).filter_map(block).collect()
+}
+
+/// Returns the requests of a workload in order, without the blocks that lived before it began.
 fn asked(workload: &Workload) -> Vec<Asked> {
     let mut streams: HashMap<StreamId, usize> = HashMap::new();
     let mut pools: HashMap<PoolId, usize> = HashMap::new();
     let mut asked = Vec::new();
-    for op in &workload.ops {
+    for op in workload.ops.iter().skip(workload.seeded as usize) {
         if let Op::Allocate { bytes, stream, pool, .. } = *op {
             let (next_stream, next_pool) = (streams.len(), pools.len());
             let stream = *streams.entry(stream).or_insert(next_stream);
@@ -422,6 +516,54 @@ mod tests {
         other[0].0 -= 500_000;
         let refused = Forecast::of(&[sample(2, &other), sample(4, &PROGRAM)], &sample(6, &PROGRAM));
         assert_eq!(refused.unwrap_err(), ForecastError::NotAffine { percent: 49 });
+    }
+
+    /// Returns the same recording with blocks of these sizes before it, in reverse order at odd values.
+    fn late(value: u64, before: &[u64], program: &[Request]) -> Sample {
+        let mut late = sample(value, program);
+        let workload = &mut late.recording.workload;
+        let (stream, pool) = (StreamId::DEFAULT, PoolId::DEFAULT);
+        let mut sizes = before.to_vec();
+        if value % 2 == 1 {
+            sizes.reverse();
+        }
+        let seeded = u32::try_from(sizes.len()).unwrap();
+        let seeds = (workload.blocks..).zip(sizes);
+        let seeds = seeds.map(|(id, bytes)| Op::Allocate { id, bytes, stream, pool });
+        workload.ops.splice(0..0, seeds);
+        (workload.blocks, workload.seeded) = (workload.blocks + seeded, seeded);
+        late
+    }
+
+    #[test]
+    fn blocks_that_lived_before_all_recordings_and_are_equal_are_constant() {
+        let before = [8_000_000, 512, 3_000_000, 512];
+        let smaller = [2, 4].map(|value| late(value, &before, &PROGRAM));
+        let forecast = Forecast::of(&smaller, &late(7, &before, &PROGRAM)).unwrap();
+        assert_eq!(forecast.before, Sizes { requests: 4, bytes: 11_001_024 });
+        assert_eq!(forecast.all.requests, 4);
+        assert_eq!([forecast.only_largest, forecast.missing], [Sizes::default(); 2]);
+        let found = forecast.at(11);
+        let expected = late(11, &before, &PROGRAM).recording;
+        assert_eq!(sizes(&found), sizes(&expected));
+        assert_eq!(found.live_peak_bytes, live_peak_bytes(&expected.workload));
+    }
+
+    #[test]
+    fn blocks_that_lived_before_and_differ_are_refused_unless_they_are_a_small_part() {
+        let of = |value: u64| [8_000_000, 50_000 * value, 3_000_000];
+        let forecast = Forecast::of(&[late(2, &of(2), &PROGRAM)], &late(4, &of(4), &PROGRAM));
+        let forecast = forecast.unwrap();
+        assert_eq!(forecast.before, Sizes { requests: 2, bytes: 11_000_000 });
+        assert_eq!(forecast.only_largest, Sizes { requests: 1, bytes: 200_000 });
+        assert_eq!(forecast.missing, Sizes { requests: 1, bytes: 100_000 });
+        let large = |value: u64| [8_000_000, 800_000 * value];
+        let refused = Forecast::of(&[late(2, &large(2), &PROGRAM)], &late(4, &large(4), &PROGRAM));
+        let error = ForecastError::Late { values: [2, 4], bytes: 3_200_000 };
+        assert_eq!(refused.unwrap_err(), error);
+        // One recording begins late, the other does not.
+        let one = Forecast::of(&[sample(2, &PROGRAM)], &late(4, &of(4), &PROGRAM));
+        assert_eq!(one.unwrap_err(), ForecastError::Late { values: [2, 4], bytes: 11_200_000 });
     }
 
     #[test]

@@ -305,6 +305,14 @@ impl Forecasts<'_> {
             requests(forecast.all),
             requests(forecast.growing)
         )];
+        if forecast.before.requests > 0 {
+            let blocks = counted_as(forecast.before.requests, "block", "blocks");
+            facts.push(format!(
+                "{blocks} ({} MiB together) lived before the recordings began and are equal in all: their sizes are \
+                 taken as constant.",
+                near(forecast.before.bytes)
+            ));
+        }
         let only = format!("; their sizes are taken as proportional to {name}");
         for (sizes, begin, end) in [
             (forecast.only_largest, format!("Only at {name}={largest}"), only.as_str()),
@@ -357,6 +365,7 @@ impl Forecasts<'_> {
             "only_largest": sizes(forecast.only_largest),
             "not_affine": sizes(forecast.not_affine),
             "missing": sizes(forecast.missing),
+            "before": json!({"blocks": forecast.before.requests, "bytes": forecast.before.bytes}),
             "check": {
                 "forecast_bytes": needs.map(|needs| needs[0]),
                 "recorded_bytes": needs.map(|needs| needs[1]),

@@ -149,7 +149,37 @@ fn programs_that_change_with_the_size_are_refused() {
     let same = file("same", &made([2 * MIB].into_iter()));
     refused(twice(&same), "no request grows with the parameter");
     let late = file("late", &recording_that_begins_late());
-    refused(twice(&late), "the recording at 2 begins late");
+    refused(twice(&late), "no request grows with the parameter");
+    let files = [("late", late.clone()), ("same", same)].map(|(_, file)| file);
+    let [a, b] = [2, 4];
+    refused(
+        [format!("{a}:{}", files[0]), format!("{b}:{}", files[1])],
+        "what lived before the recordings at 2 and 4 began differs by 80.0 MiB",
+    );
+}
+
+/// Programs are often recorded after they have warmed up.
+#[test]
+fn recordings_without_the_first_step_give_the_forecast_of_the_whole_ones() {
+    let folder = Folder::new("forecast-late");
+    for (program, batches, first_step, target) in
+        [("gpt", [2, 4, 6], 1006, 12), ("resnet", [8, 16, 24], 646, 48)]
+    {
+        let mut late = vec!["forecast".to_owned(), "--for".to_owned(), format!("batch={target}")];
+        for batch in batches {
+            let text = report::without_first(&recorded(program, batch), first_step);
+            let file = folder.file(&format!("{program}{batch}.json"), &text);
+            late.push(format!("batch={batch}:{file}"));
+        }
+        let more = ["--conf", CONFS[0], "--json"];
+        let [whole, late] = [&at(program, target), &late].map(|args| json(args, &more));
+        let [from_whole, from_late] = [&whole, &late].map(|one| needs(&one["rows"], CONFS[0]));
+        let off = (from_late / from_whole - 1.0).abs();
+        // What was free before the first event is not part of the late one.
+        assert!(off < 0.05, "{program}: {from_late} of {from_whole} MiB");
+        assert!(late["before"]["bytes"].as_u64().unwrap() > 100 * MIB, "{}", late["before"]);
+        assert_eq!(whole["before"]["blocks"], 0);
+    }
 }
 
 #[test]

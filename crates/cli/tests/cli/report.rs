@@ -7,7 +7,7 @@ mod slider;
 
 use super::*;
 
-pub(super) use made::without_history;
+pub(super) use made::{without_first, without_history};
 
 /// Returns the data of the recordings on a page, from its script elements.
 pub(super) fn recordings(page: &str) -> Vec<Value> {

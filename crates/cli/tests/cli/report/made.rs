@@ -1,6 +1,6 @@
 //! Recordings that the tests write.
 
-use stratalloc_recording::{Limits, TraceEvent, reader};
+use stratalloc_recording::{Limits, Trace, TraceEvent, reader};
 
 use super::super::made::Made;
 use super::super::trace;
@@ -89,7 +89,24 @@ fn segment(layout: &SegmentLayout) -> String {
 pub(super) fn cut(name: &str) -> String {
     let whole = reader::read(trace(name).as_ref(), &Limits::default())
         .expect("shipped recordings are sound");
-    let events = whole.events[whole.events.len() / 2..].iter().map(|event: &TraceEvent| {
+    from(&whole, whole.events.len() / 2)
+}
+
+/// Returns the recording at a path without its first requests, and without what precedes the next one.
+pub(in super::super) fn without_first(path: &str, requests: usize) -> String {
+    let whole = reader::read(path.as_ref(), &Limits::default()).expect("the recording is sound");
+    let mut all = whole.events.iter().enumerate().filter(|(_, event)| event.is_request());
+    let (mut at, _) = all.nth(requests).expect("there are more requests");
+    let is_segment = |event: &TraceEvent| event.reserved_change() != 0;
+    while is_segment(&whole.events[at - 1]) {
+        at -= 1;
+    }
+    from(&whole, at)
+}
+
+/// Returns a recording with the events from this one on.
+fn from(whole: &Trace, at: usize) -> String {
+    let events = whole.events[at..].iter().map(|event: &TraceEvent| {
         let (action, stream, time) = (event.action.name(), event.stream.0, event.time_us);
         let (address, size) = (event.address, event.size_bytes);
         let place = if event.action == Action::OutOfMemory { "device_free" } else { "addr" };
