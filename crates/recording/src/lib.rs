@@ -20,6 +20,7 @@ mod devices;
 mod entries;
 mod evidence;
 mod frames;
+mod host;
 mod paths;
 mod pools;
 mod progress;
@@ -35,6 +36,7 @@ pub use devices::DeviceFigures;
 pub use entries::thread_entries;
 pub use evidence::{Lack, MissingEntries, NoHistory};
 pub use frames::{FrameKind, Runtime};
+pub use host::{HostGrowth, HostHolder, HostMemory};
 pub use pools::PoolRouting;
 pub use progress::{Cancelled, Progress, Silent, Stage};
 pub use reader::{Limits, TraceError};
@@ -44,9 +46,7 @@ pub use stacks::{Frame, StackId, Stacks};
 pub use start::free_block;
 pub use start::{LiveBlock, Start};
 pub use trace::reserved_before_and_peak;
-pub use trace::{
-    Annotation, BlockStack, HostMemory, MadeHere, Owner, Trace, TraceEvent, UnknownEntries,
-};
+pub use trace::{Annotation, BlockStack, MadeHere, Owner, Trace, TraceEvent, UnknownEntries};
 pub use verify::started;
 pub use verify::{Misfit, Until, Verification, verify, verify_until};
 pub use workload::{Op, Workload};

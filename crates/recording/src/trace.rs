@@ -9,9 +9,10 @@ use serde::Serialize;
 
 use super::devices::DeviceFigures;
 use super::evidence::MissingEntries;
+use super::host::HostMemory;
 use super::stacks::{StackId, Stacks};
 use stratalloc::config::{Compat, Config, TorchVersion};
-use stratalloc::history::{Action, BlockStateName, Entry, Event, SegmentLayout, Snapshot};
+use stratalloc::history::{Action, Entry, Event, SegmentLayout, Snapshot};
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::size::PoolKind;
 
@@ -88,35 +89,6 @@ pub struct Annotation {
     pub size_bytes: u64,
     /// The text, cut to 80 characters.
     pub text: String,
-}
-
-/// Pinned host memory of a recording, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct HostMemory {
-    /// The bytes allocated from the system at the end of the recording.
-    pub reserved_bytes: u64,
-    /// The part of `reserved_bytes` that is in live blocks.
-    pub live_bytes: u64,
-    /// The peak of the bytes allocated from the system.
-    pub peak_reserved_bytes: u64,
-}
-
-impl HostMemory {
-    /// Computes the figures from the final segments and the entries of the host. `None` if there are
-    /// neither.
-    pub(super) fn of(segments: &[SegmentLayout], events: &[TraceEvent]) -> Option<Self> {
-        if segments.is_empty() && events.is_empty() {
-            return None;
-        }
-        let live = [BlockStateName::ActiveAllocated, BlockStateName::ActivePendingFree];
-        let live = segments.iter().map(|segment| segment.bytes_in(&live));
-        let reserved = segments.iter().map(|segment| segment.size_bytes);
-        Some(Self {
-            reserved_bytes: reserved.fold(0, u64::saturating_add),
-            live_bytes: live.fold(0, u64::saturating_add),
-            peak_reserved_bytes: reserved_before_and_peak(segments, events).1,
-        })
-    }
 }
 
 /// Returns the reserved bytes before the first event, and their peak. `segments` are those at the end.

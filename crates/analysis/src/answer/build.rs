@@ -11,6 +11,7 @@ use crate::causes::Picture;
 use crate::dump::Dump;
 use crate::graph_pools::GraphPools;
 use crate::holders::{CodeHolder, Holders};
+use crate::host::HostFigures;
 use crate::lives::Lives;
 use crate::moments::{Moments, Timeline};
 use crate::needs::{Need, SearchOptions};
@@ -137,6 +138,8 @@ fn facts(
         callers,
         is_replay: timeline.is_replay && !recording.trace.requests_only,
     };
+    let host = recording.trace.host.as_ref();
+    let host = host.map(|host| HostFigures::of(host, &lists.callers, question.holders));
     let summary = summary(recording, &timeline.lives, moments);
     let verdict = match recording.no_history {
         Some(no_history) => Verdict::NoHistory(no_history),
@@ -171,7 +174,7 @@ fn facts(
         no_history: recording.no_history,
         limit: LimitFigures::of(recording),
         unknown_entries: recording.trace.unknown.entries,
-        host: recording.trace.host,
+        host,
         recorded: Recorded {
             conf: recording.trace.conf.clone(),
             #[expect(clippy::cast_precision_loss, reason = "a displayed number")]

@@ -16,13 +16,14 @@ use super::causes::{Causes, HeapCauses};
 use super::dump::FreeClass;
 use super::graph_pools::GraphPools;
 use super::holders::{AgeClass, CategoryBytes, Holder, SizeClass};
+use super::host::HostFigures;
 use super::paste::Paste;
 use super::streams::StreamUse;
 use super::verdict::Verdict;
 use super::words::Choice;
 use stratalloc::config::Config;
 use stratalloc::ids::{PoolId, StreamId};
-use stratalloc_recording::{DeviceFigures, HostMemory, NoHistory, StackId};
+use stratalloc_recording::{DeviceFigures, NoHistory, StackId};
 
 pub use build::{answer, described};
 pub use schema::{Field, fields, schema};
@@ -107,7 +108,7 @@ pub struct Answer {
     /// The number of entries that were ignored because their action is unknown.
     pub unknown_entries: u64,
     /// Pinned host memory.
-    pub host: Option<HostMemory>,
+    pub host: Option<HostFigures>,
     /// The figures under the recorded configuration.
     pub recorded: Recorded,
     /// The setting with the smallest need.

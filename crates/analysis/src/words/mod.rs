@@ -3,11 +3,13 @@
 mod answer;
 mod devices;
 mod graph_pools;
+mod host;
 mod summary;
 mod verdict;
 
 pub use devices::{devices_sentence, ranks_sentence};
 pub use graph_pools::CausesColumn;
+pub use host::host_sentence;
 pub use summary::Summary;
 
 use std::collections::HashMap;
@@ -28,7 +30,6 @@ use crate::streams::Streams;
 use crate::torch::ForTorch;
 use stratalloc::ids::StreamId;
 use stratalloc::size::MIB;
-use stratalloc_recording::HostMemory;
 
 /// Formats a whole number with thousands separators.
 pub fn grouped(number: u64) -> String {
@@ -70,16 +71,6 @@ pub(super) fn mib(bytes: u64) -> String {
 #[expect(clippy::cast_precision_loss, reason = "a printed number")]
 pub(super) fn part(bytes: u64, of: u64) -> f64 {
     if of == 0 { 0.0 } else { bytes as f64 / of as f64 }
-}
-
-/// Returns a sentence about the peak and the final size of pinned host memory.
-pub fn host_sentence(host: &HostMemory) -> String {
-    format!(
-        "Pinned host memory: {} MiB at most; {} MiB at the end, {} MiB of them live.",
-        mib(host.peak_reserved_bytes),
-        mib(host.reserved_bytes),
-        mib(host.live_bytes)
-    )
 }
 
 impl Need {

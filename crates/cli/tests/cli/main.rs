@@ -24,6 +24,7 @@ mod needs;
 mod newer;
 mod options;
 mod pastes;
+mod pinned;
 mod pluggable;
 mod pools;
 mod progress;

@@ -221,6 +221,10 @@ impl<'h> Interpreter<'h> {
         found: &[DeviceList],
         segments: &[ListedSegment],
     ) -> Result<Vec<DeviceFigures>, Stop> {
+        // A device has an entry in two maps.
+        let maps_bytes = 128 * (found.len() + segments.len()) as u64;
+        self.budget.charge(maps_bytes)?;
+        self.budget.release(maps_bytes);
         let mut ends: BTreeMap<u32, EndBytes> = BTreeMap::new();
         // Old files do not contain the device of a segment.
         let mut end_of_any = EndBytes::default();

@@ -3,11 +3,14 @@
 //! In a file, segments precede the events, but the events decide which device is chosen. So the segments of
 //! all devices are kept until then.
 
+use std::collections::HashMap;
+
 use serde::Deserialize;
 
 use super::Limits;
 use super::budget::{Budget, OverBudget};
 use super::fields::ListedSegment;
+use crate::host::HOLDER_BYTES;
 use crate::{Annotation, HostMemory, MissingEntries, Owner, Trace, TraceEvent, UnknownEntries};
 use stratalloc::history::SegmentLayout;
 
@@ -80,8 +83,18 @@ impl Parts {
             Owner { owner, kind, bytes, found_by }
         };
         trace.account = of_device.map(owner).collect();
+        let blocks: usize = host_segments.iter().map(|s| s.layout.blocks.len()).sum();
+        let room_bytes = HOLDER_BYTES.saturating_mul((blocks + host_events.len()) as u64);
+        // Without memory for its holders, only the sums are computed.
+        let has_room = budget.charge(room_bytes).is_ok();
+        let mut stacks = HashMap::new();
+        if has_room {
+            let all = host_segments.iter().flat_map(|segment| &segment.stacks);
+            stacks.extend(all.map(|block| (block.address, block.stack)));
+        }
         let host: Vec<_> = host_segments.into_iter().map(|segment| segment.layout).collect();
-        trace.host = HostMemory::of(&host, &host_events);
+        trace.host = HostMemory::of(&host, &host_events, &stacks, has_room);
+        budget.release(if has_room { room_bytes } else { 0 });
         MissingEntries::add_frees(&mut trace, |bytes| budget.charge(bytes))?;
         Ok(trace)
     }
