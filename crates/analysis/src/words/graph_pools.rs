@@ -21,7 +21,7 @@ impl GraphPools {
             format!(
                 "{} MiB ({percent:.0} %) are free in {pools} private pools: their graphs keep them, empty_cache does \
                  not release them; one pool for all captures (pool=), the largest captured first, would need about \
-                 {} MiB. Graphs that share a pool must be replayed in the order of their capture, one at a time.",
+                 {} MiB, if the graphs are replayed in that order, one at a time.",
                 near(free_bytes),
                 near(shared_need_bytes)
             )
