@@ -68,6 +68,10 @@ def _lines_of(advice):
     if moment.get("categories"):
         shares = (f"{row['category']} {100 * row['share']:.0f} %" for row in moment["categories"])
         lines.append("by category: " + ", ".join(shares))
+    growth = advice.get("growth") or {}
+    # A decisive growth is part of the sentence.
+    if growth.get("is_growing") and not growth["is_decisive"]:
+        lines.append(growth["sentence"])
     if not has_history:
         return [advice["sentence"], *lines]
     return [*lines, advice["sentence"], *(f"set: {line}" for line in advice["set"][:1])]

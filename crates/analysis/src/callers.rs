@@ -188,6 +188,31 @@ impl<'a> Callers<'a> {
         self.callers[caller as usize].bare
     }
 
+    /// Returns a frame as labels show it.
+    pub(crate) fn frame_text(&self, frame: u32) -> String {
+        self.text(frame, &self.program_files())
+    }
+
+    /// Returns the stacks of the recording.
+    pub(crate) fn stacks(&self) -> &'a Stacks {
+        self.stacks
+    }
+
+    /// Returns true if the caller is Python code.
+    pub(crate) fn is_python(&self, caller: u32) -> bool {
+        self.frames(caller).any(|frame| self.is_python_frame(frame))
+    }
+
+    fn is_python_frame(&self, frame: u32) -> bool {
+        matches!(self.kind(frame), FrameKind::Program | FrameKind::Library)
+    }
+
+    /// Returns the frames of Python code of a stack, outermost first, as frame numbers.
+    pub(crate) fn python_frames(&self, stack: StackId) -> impl Iterator<Item = u32> {
+        let frames = self.stacks.frame_numbers(stack).iter().rev().copied();
+        frames.filter(|&frame| self.is_python_frame(frame))
+    }
+
     /// Returns the kind of a frame.
     pub fn kind(&self, frame: u32) -> FrameKind {
         self.kinds[frame as usize]

@@ -6,7 +6,8 @@ use std::time::Duration;
 use stratalloc::config::shown;
 use stratalloc_analysis::{
     Answer, CategoryBytes, Causes, Choice, CodeFigures, Compared, FrameFigures, FreeClass,
-    HolderList, MomentCauses, Question, Setting, counted_as, grouped, host_sentence,
+    GrowthRow, HolderList, MomentCauses, Question, Setting, StepGrowth, counted_as, grouped,
+    host_sentence,
 };
 
 use super::outcome::out;
@@ -44,6 +45,9 @@ pub(crate) fn write(answer: &Answer, question: &Question) -> io::Result<()> {
         if let Some(reserved) = reserved.filter(|one| one.events != causes.main.events) {
             write_causes(reserved)?;
         }
+    }
+    if let Some(growth) = answer.growth.as_ref().filter(|growth| growth.is_growing) {
+        write_growth(growth)?;
     }
     if !answer.not_shown.is_empty() {
         writeln!(out, "The recording does not show:")?;
@@ -181,6 +185,30 @@ fn write_causes(moment: &MomentCauses) -> io::Result<()> {
     sum.extend(heaps().map(|heap| mib(heap.reserved_bytes as f64)));
     rows.push(sum);
     table(&mut out, &heading, &rows)?;
+    writeln!(out)
+}
+
+/// Prints the growth from step to step.
+fn write_growth(growth: &StepGrowth) -> io::Result<()> {
+    let mut out = out();
+    // A decisive growth has been printed at the top.
+    if !growth.is_decisive {
+        writeln!(out, "{}", shown(&growth.sentence))?;
+    }
+    writeln!(out, "{}", shown(&growth.found_sentence()))?;
+    let row = |row: &GrowthRow| {
+        let per_step = match row.bytes_per_step {
+            0 => UNKNOWN.to_owned(),
+            bytes => mib(bytes as f64),
+        };
+        let (held, blocks) = (mib(row.held_bytes as f64), grouped(row.held_blocks));
+        vec![per_step, held, blocks, row.course_text(), row.asked_for_by.clone()]
+    };
+    let rows: Vec<_> = growth.rows.iter().map(row).collect();
+    if !rows.is_empty() {
+        let heading = "MiB a step: | MiB at the end: | blocks: | growth | requested by (called by)";
+        table(&mut out, &columns(heading), &rows)?;
+    }
     writeln!(out)
 }
 

@@ -7,6 +7,7 @@
 //! The page can show any moment from two tables of lifetimes: it selects the rows that live at the
 //! moment. The data is reduced here, not in the browser. `docs/report.md` describes the format of the data.
 
+mod growth;
 mod page;
 mod rows;
 mod sheet;

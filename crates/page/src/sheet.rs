@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use serde::{Serialize, Serializer};
 
 use super::Drawn;
+use super::growth::GrowthData;
 use super::rows::{Kept, PageLimits, listed_failures};
 use super::stacks::{LIVED_BEFORE, StackData, StackTable};
 use stratalloc::ids::PoolId;
@@ -59,6 +60,7 @@ struct Sheet<'a> {
     holders: Vec<HoldersData>,
     headline: HeadlineData<'a>,
     advice: AdviceData<'a>,
+    growth: Option<GrowthData<'a>>,
     needs: NeedsData<'a>,
 }
 
@@ -309,6 +311,7 @@ fn as_text(drawn: &Drawn<'_>, callers: &Callers<'_>, detail: &Detail) -> (String
         stacks: table.data,
         headline: HeadlineData { memory: &answer.memory, code: &answer.code },
         advice: advice(answer),
+        growth: GrowthData::of(answer),
         needs: needs(drawn),
     };
     (escaped(&serde_json::to_string(&sheet).unwrap_or_default()), kept.is_short())

@@ -10,6 +10,7 @@ use crate::categories::Category;
 use crate::causes::Picture;
 use crate::dump::Dump;
 use crate::graph_pools::GraphPools;
+use crate::growth::StepGrowth;
 use crate::holders::{CodeHolder, Holders};
 use crate::host::HostFigures;
 use crate::lives::Lives;
@@ -54,8 +55,7 @@ pub fn answer(
         true => advice.verdict(recording, moments.main()),
         false => Verdict::NotSearched { why: ENOUGH.to_owned() },
     };
-    all.headline = all.verdict.name();
-    all.sentence = headline(&all.verdict, all.causes.as_ref());
+    (all.headline, all.sentence) = all.result();
     let setting = |tried: &Tried| Setting::new(tried, advice.paste(tried));
     all.choice = advice.worth_it(recording).map(setting);
     all.choices = advice.choices(recording);
@@ -73,19 +73,6 @@ pub fn answer(
     all.within = within.iter().map(|tried| tried.as_ref().map(setting)).collect();
     (all.passed_over, all.is_cut_short) = (advice.passed_over, advice.is_cut_short);
     Ok(all)
-}
-
-/// Returns the result as a sentence. If most of the memory that is not live is free in the pools of graphs,
-/// adds that, because no setting releases it.
-fn headline(verdict: &Verdict, causes: Option<&MainCauses>) -> String {
-    let has_failed = |causes: &&MainCauses| causes.main.failed_bytes.is_some();
-    let reserved = causes.filter(|causes| !has_failed(causes));
-    let reserved = reserved.and_then(|causes| causes.peak_reserved.as_ref());
-    let moment = reserved.or(causes.map(|causes| &causes.main));
-    let pools = moment.and_then(|moment| Some((moment.graph_pools?, moment.reserved_bytes)));
-    let pools = pools.filter(|(pools, _)| pools.is_largest_cause);
-    let pools = pools.and_then(|(pools, total_bytes)| pools.sentence(total_bytes));
-    pools.map_or_else(|| verdict.sentence(), |pools| format!("{} {pools}", verdict.sentence()))
 }
 
 /// Searches the settings that the caller asked for and the search did not try.
@@ -153,14 +140,16 @@ fn facts(
     let reserved = moments.reserved().map(causes).or_else(|| main.clone());
     let figures = moments.pictures.iter().map(|picture| lists.moment(picture, &moments.streams));
     let figures: Vec<MomentFigures> = figures.collect();
-    Ok(Answer {
+    let rows = question.holders.min(GROWTH_ROWS);
+    let growth = StepGrowth::of(recording, &timeline.lives, &lists.callers, rows);
+    let mut all = Answer {
         version: VERSION,
         trace: name.to_owned(),
         device: recording.trace.device,
         devices: recording.trace.devices.clone(),
         devices_sentence: devices_sentence(&recording.trace.devices),
-        sentence: verdict.sentence(),
-        headline: verdict.name(),
+        sentence: String::new(),
+        headline: "",
         verdict,
         memory: summary.memory,
         code: summary.code,
@@ -209,8 +198,15 @@ fn facts(
             false => Dump::of(&recording.trace).free,
         },
         within: Vec::new(),
-    })
+        no_steps: growth.as_ref().err().copied(),
+        growth: growth.ok(),
+    };
+    (all.headline, all.sentence) = all.result();
+    Ok(all)
 }
+
+/// The maximum number of callers that are listed as growing, and as filled once.
+const GROWTH_ROWS: usize = 10;
 
 /// The result if the recorded setting met the strictest condition.
 const ENOUGH: &str = "No other setting was tried, because the recorded one needs no more than the conditions ask for.";

@@ -15,6 +15,7 @@ use super::callers::Compared;
 use super::causes::{Causes, HeapCauses};
 use super::dump::FreeClass;
 use super::graph_pools::GraphPools;
+use super::growth::StepGrowth;
 use super::holders::{AgeClass, CategoryBytes, Holder, SizeClass};
 use super::host::HostFigures;
 use super::paste::Paste;
@@ -77,7 +78,8 @@ pub struct Answer {
     pub devices_sentence: Option<String>,
     /// The result as a sentence.
     pub sentence: String,
-    /// The kind of the result: `worth it`, `not worth it`, `cannot help`, `no history` or `not searched`.
+    /// The kind of the result: `growth` if growth from step to step decides, else `worth it`, `not worth it`,
+    /// `cannot help`, `no history` or `not searched`.
     pub headline: &'static str,
     /// The result as numbers.
     pub verdict: Verdict,
@@ -131,6 +133,10 @@ pub struct Answer {
     pub passed_over: usize,
     /// Whether time ran out before all settings were tried.
     pub is_cut_short: bool,
+    /// The steps of the program and the growth from step to step; `null` if no steps were found.
+    pub growth: Option<StepGrowth>,
+    /// The reason why no steps were found.
+    pub no_steps: Option<&'static str>,
     /// The most important moment: the first failure, else the peak of live bytes, else the dump.
     pub causes: Option<MainCauses>,
     /// The holders at that moment.

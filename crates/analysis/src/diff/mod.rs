@@ -385,11 +385,9 @@ impl<'a> Diff<'a> {
             let label = |side: usize| match (holder, sums[side]) {
                 (_, Sum { blocks: 0, .. }) => None,
                 (CallerBytes::Code(_), _) => labels[side].next(),
-                (CallerBytes::Size(bytes, _), Sum { stream, .. }) => Some(format!(
-                    "blocks of {} bytes on stream {:#x}",
-                    super::grouped(bytes),
-                    stream.0
-                )),
+                (CallerBytes::Size(bytes, _), Sum { stream, .. }) => {
+                    Some(super::words::size_label(bytes, stream))
+                }
                 (CallerBytes::NoStack, _) => Some(NO_STACK.to_owned()),
                 (CallerBytes::Before, _) => Some(LIVED_BEFORE.to_owned()),
             };

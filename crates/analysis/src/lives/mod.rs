@@ -160,6 +160,24 @@ impl Lives {
         self.blocks.iter().filter(move |block| block.born <= moment && moment < block.freed)
     }
 
+    /// Returns the live bytes at each moment, of the blocks for which `is_counted` returns true.
+    pub fn live_bytes(&self, is_counted: impl Fn(&Block) -> bool) -> Vec<u64> {
+        let mut changes = vec![0_i64; self.events as usize + 1];
+        for block in self.blocks.iter().filter(|block| is_counted(block)) {
+            let bytes = i64::try_from(block.requested_bytes).unwrap_or(i64::MAX);
+            changes[block.born as usize] = changes[block.born as usize].saturating_add(bytes);
+            if let Some(change) = changes.get_mut(block.freed as usize) {
+                *change = change.saturating_sub(bytes);
+            }
+        }
+        let mut live = 0_i64;
+        let live = changes.into_iter().map(|change| {
+            live = live.saturating_add(change);
+            u64::try_from(live).unwrap_or(0)
+        });
+        live.collect()
+    }
+
     /// Returns the number of requests until a moment, those that failed included.
     pub fn requests_until(&self, moment: u32) -> u32 {
         let before = if self.events > 0 { self.blocks.partition_point(|b| b.born == 0) } else { 0 };

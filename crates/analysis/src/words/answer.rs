@@ -27,6 +27,30 @@ impl Answer {
         self.platform.map(|_| ON_ROCM)
     }
 
+    /// Returns the kind of the result and its sentences. Growth from step to step precedes the settings if it
+    /// decides: no setting stops it. If most of the memory that is not live is free in the pools of graphs, a
+    /// sentence about these follows: no setting releases it.
+    pub(crate) fn result(&self) -> (&'static str, String) {
+        let growth = self.growth.as_ref().filter(|growth| growth.is_decisive);
+        let name = growth.map_or(self.verdict.name(), |_| "growth");
+        let growth = growth.map(|growth| growth.sentence.clone());
+        let parts = [growth, Some(self.verdict.sentence()), self.graph_pools_sentence()];
+        (name, parts.into_iter().flatten().collect::<Vec<String>>().join(" "))
+    }
+
+    /// Returns a sentence about free memory in the pools of graphs if it is the largest cause: at the first
+    /// failure, else at the peak of reserved bytes.
+    fn graph_pools_sentence(&self) -> Option<String> {
+        let causes = self.causes.as_ref()?;
+        let reserved = causes.peak_reserved.as_ref();
+        let moment = match causes.main.failed_bytes {
+            Some(_) => &causes.main,
+            None => reserved.unwrap_or(&causes.main),
+        };
+        let pools = moment.graph_pools.filter(|pools| pools.is_largest_cause)?;
+        pools.sentence(moment.reserved_bytes)
+    }
+
     /// Returns how many settings were searched to the end.
     #[must_use]
     pub fn searched_count(&self) -> usize {

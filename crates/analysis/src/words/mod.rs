@@ -3,12 +3,14 @@
 mod answer;
 mod devices;
 mod graph_pools;
+mod growth;
 mod host;
 mod summary;
 mod verdict;
 
 pub use devices::{devices_sentence, ranks_sentence};
 pub use graph_pools::CausesColumn;
+pub(crate) use growth::size_label;
 pub use host::host_sentence;
 pub use summary::Summary;
 

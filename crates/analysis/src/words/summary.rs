@@ -6,7 +6,7 @@ use crate::callers::Callers;
 use crate::categories::Category;
 use crate::causes::{Moment, Picture};
 use crate::holders::{CodeHolder, Holders};
-use crate::lives::{Lives, NEVER};
+use crate::lives::{Block, Lives};
 
 /// The sentences. A sentence is empty if the recording has no data for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -204,23 +204,9 @@ fn bytes_of(rows: &[CodeHolder], is_one: &dyn Fn(u32) -> bool) -> u64 {
 /// Returns the peak that the live bytes would have without a caller's blocks. This is the largest sum
 /// over all moments, not the difference at the actual peak, because the peak may move to another moment.
 fn peak_without(lives: &Lives, callers: &Callers<'_>, caller: u32) -> u64 {
-    let mut changes = vec![0_i64; lives.events as usize + 2];
-    for block in &lives.blocks {
-        if block.stack.is_some_and(|stack| callers.of_stack(stack) == caller) {
-            continue;
-        }
-        let bytes = i64::try_from(block.requested_bytes).unwrap_or(i64::MAX);
-        changes[block.born as usize] = changes[block.born as usize].saturating_add(bytes);
-        if block.freed != NEVER {
-            changes[block.freed as usize] = changes[block.freed as usize].saturating_sub(bytes);
-        }
-    }
-    let mut live = 0_i64;
-    let live = changes.into_iter().map(|change| {
-        live = live.saturating_add(change);
-        live
-    });
-    u64::try_from(live.max().unwrap_or(0)).unwrap_or(0)
+    let is_other =
+        |block: &Block| block.stack.is_none_or(|stack| callers.of_stack(stack) != caller);
+    lives.live_bytes(is_other).into_iter().max().unwrap_or(0)
 }
 
 fn percent(part: u64, of: u64) -> u64 {

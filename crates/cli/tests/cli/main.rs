@@ -15,6 +15,7 @@ mod diff;
 mod files;
 mod forecast;
 mod gate;
+mod growth;
 mod guide;
 mod limits;
 mod luck;

@@ -1,0 +1,245 @@
+//! The code whose live bytes grow from one step of the program to the next, such as a list that keeps the loss
+//! of each step.
+//!
+//! `steps` finds the steps. The bytes of each caller at the ends of the steps form a series, and `series` decides
+//! whether it grows steadily until the end of the recording, or until the first failed request. A cache that
+//! fills once stops growing, and gradients that are accumulated are freed again; neither is growth. A sum of
+//! rows counts as growth only if all live bytes grow too.
+
+mod rows;
+mod series;
+mod steps;
+#[cfg(test)]
+mod tests;
+
+use std::cmp::Reverse;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::callers::Callers;
+use crate::lives::Lives;
+use crate::recording::{Limit, Recording};
+use rows::RowSeries;
+use series::{Course, kept};
+use steps::{STEPS_MIN, Steps};
+
+/// The steps of the program, and the code whose live bytes grow from step to step.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct StepGrowth {
+    /// The number of complete steps.
+    pub steps: u64,
+    /// The code of the request with which each step begins; `null` without stacks.
+    pub begins_with: Option<String>,
+    /// The average number of requests of a step.
+    pub requests_per_step: u32,
+    /// The number of events before the first step.
+    pub first_event: u32,
+    /// The number of events before the end of the last step.
+    pub last_event: u32,
+    /// Whether live bytes grow steadily until the end, by a relevant amount: a tenth of the live bytes in
+    /// 1,000 steps.
+    pub is_growing: bool,
+    /// Whether the growth determines the need: it is a tenth of the live bytes, or a request failed after it.
+    pub is_decisive: bool,
+    /// The growth of a step, in requested bytes: the sum of the growing rows, or of all live bytes if no row
+    /// grows alone.
+    pub bytes_per_step: u64,
+    /// The growth over all recorded steps.
+    pub grown_bytes: u64,
+    /// The live bytes at the end of the last step.
+    pub live_bytes: u64,
+    /// The most further steps that fit under the limit at this rate; `null` without growth or a known limit, or
+    /// if a request failed.
+    pub steps_left: Option<u64>,
+    /// The line of the loop that leads to nine tenths of the growth; `null` if several lines do, and without
+    /// stacks.
+    pub line: Option<String>,
+    /// The code that grows, largest growth first, then the code that has filled once.
+    pub rows: Vec<GrowthRow>,
+    /// The live bytes at the begin of the first step and at the ends of steps, at most 64 of them.
+    pub live_at_ends: Vec<u64>,
+    /// The result as a sentence.
+    pub sentence: String,
+}
+
+/// The live bytes of one caller over the steps.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
+pub struct GrowthRow {
+    /// The label of the code; without stacks, the size of the blocks.
+    pub asked_for_by: String,
+    /// How the bytes grow.
+    pub course: GrowthCourse,
+    /// The growth of a step, in requested bytes; 0 if it has stopped.
+    pub bytes_per_step: u64,
+    /// The growth of a step, in blocks.
+    pub blocks_per_step: f64,
+    /// The first step with growth, from 1.
+    pub first_step: u64,
+    /// The last step with growth.
+    pub last_step: u64,
+    /// The growth over all recorded steps.
+    pub grown_bytes: u64,
+    /// The live bytes at the end of the last step.
+    pub held_bytes: u64,
+    /// The live blocks then.
+    pub held_blocks: u64,
+}
+
+/// How live bytes grow over the steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum GrowthCourse {
+    /// Steps leave blocks behind.
+    #[default]
+    MoreBlocks,
+    /// Steps replace a block by a larger one.
+    LargerBlocks,
+    /// The growth has stopped.
+    FilledOnce,
+}
+
+/// The growth over this many steps is compared with the live bytes.
+const RELEVANT_STEPS: u64 = 1000;
+/// Rows that filled once are listed from this share of the live bytes on.
+const FILLED_SHARE: u64 = 100;
+/// The number of points of the curve.
+const POINTS: usize = 64;
+
+impl StepGrowth {
+    /// Finds the steps and the growth in a timeline. At most `most_rows` rows are listed.
+    pub(crate) fn of(
+        recording: &Recording,
+        lives: &Lives,
+        callers: &Callers<'_>,
+        most_rows: usize,
+    ) -> Result<Self, &'static str> {
+        if recording.no_history.is_some() {
+            return Err("the recording has no history");
+        }
+        let live_bytes = lives.live_bytes(|_| true);
+        let failure = lives.failures.first().map(|failure| failure.moment);
+        // If the program went on after a failure, the steps may have come later.
+        let untils = failure.into_iter().chain([lives.events]);
+        let mut found = untils.filter_map(|until| {
+            let steps = steps::find(lives, callers, until, &live_bytes)?;
+            Some((until, steps))
+        });
+        let missing = "no sequence of requests repeats at even distances until its end";
+        let (until, steps) = found.next().ok_or(missing)?;
+        if steps.count() < STEPS_MIN {
+            return Err("it has fewer than 4 complete steps");
+        }
+        if !frees(lives, &steps, until) {
+            return Err("what repeats in it frees hardly any block, so it is no step");
+        }
+        let failed = failure == Some(until);
+        Ok(Self::measured(recording, lives, callers, most_rows, &steps, &live_bytes, failed))
+    }
+
+    fn measured(
+        recording: &Recording,
+        lives: &Lives,
+        callers: &Callers<'_>,
+        most_rows: usize,
+        steps: &Steps,
+        live_bytes: &[u64],
+        failed: bool,
+    ) -> Self {
+        let at_end = |end: &u32| live_bytes.get(*end as usize).copied().unwrap_or(0);
+        let live: Vec<u64> = steps.ends.iter().map(at_end).collect();
+        let (live_kept, live_end) = (kept(&live), live.last().copied().unwrap_or(0));
+        let (mut growing, mut filled) = (Vec::new(), Vec::new());
+        for series in rows::series(lives, callers, &steps.ends) {
+            match series.course() {
+                Course::Grows(rate) => growing.push((series, rate)),
+                Course::Filled { bytes, in_steps } if bytes >= live_end / FILLED_SHARE => {
+                    filled.push((series, in_steps));
+                }
+                Course::Filled { .. } | Course::Level => {}
+            }
+        }
+        growing.sort_by_key(|(_, rate)| Reverse(rate.each()));
+        filled.sort_by_key(|(series, _)| Reverse(series.grown_from(0)));
+        let sum = |from: usize| {
+            let rows = growing.iter().map(|(series, _): &(RowSeries, _)| series.grown_from(from));
+            rows.fold(0, u64::saturating_add)
+        };
+        // Blocks may pass from one caller to another; then all live bytes do not grow.
+        let all_grown = |from: usize| live_end - live_kept.get(from).copied().unwrap_or(live_end);
+        let (bytes_per_step, grown_bytes) = match Course::of(&live_kept) {
+            _ if !growing.is_empty() && all_grown(1) >= sum(1) / 2 => {
+                let rates = growing.iter().map(|(_, rate)| rate.each());
+                (rates.fold(0, u64::saturating_add), sum(0))
+            }
+            Course::Grows(rate) if growing.is_empty() => (rate.each(), all_grown(0)),
+            _ => (0, 0),
+        };
+        let in_long_run = bytes_per_step.saturating_mul(RELEVANT_STEPS);
+        let is_growing = bytes_per_step > 0 && in_long_run >= live_end / 10;
+        if !is_growing {
+            growing.clear();
+        }
+        let is_share = |part: u64| grown_bytes >= live_end / part;
+        let begins_late = recording.start.is_some();
+        let is_decisive = is_growing && (is_share(10) || failed && (is_share(20) || begins_late));
+        let limit = recording.limit.and_then(Limit::known).filter(|_| is_growing && !failed);
+        let room_bytes = |limit: Limit| limit.bytes.saturating_sub(last_peak(steps, live_bytes));
+        let steps_left = limit.map(|limit| room_bytes(limit) / bytes_per_step.max(1));
+        let grown = growing.iter().map(|(series, rate)| series.growing(*rate));
+        let filled = filled.iter().map(|(series, [first, last])| series.filled(*first, *last));
+        // The rows with most of the growth: others may come from elsewhere.
+        let mut large_bytes = 0;
+        let large = growing.iter().take_while(|(_, rate)| {
+            let is_part = large_bytes < bytes_per_step / 10 * 9;
+            large_bytes += rate.each();
+            is_part
+        });
+        let mut lines = large.map(|(series, _)| series.line(&steps.path, callers));
+        let line = lines.next().flatten().filter(|line| lines.all(|other| other == Some(*line)));
+        let rows = grown.take(most_rows).chain(filled.take(most_rows)).collect();
+        let mut all = Self {
+            steps: steps.count() as u64,
+            begins_with: callers.code_of(steps.begins_with),
+            requests_per_step: steps.requests,
+            first_event: steps.ends[0],
+            last_event: steps.ends[steps.count()],
+            is_growing,
+            is_decisive,
+            bytes_per_step: if is_growing { bytes_per_step } else { 0 },
+            grown_bytes: if is_growing { grown_bytes } else { 0 },
+            live_bytes: live_end,
+            steps_left,
+            line: line.map(|line| callers.frame_text(line)),
+            rows: rows::labelled(rows, lives, callers),
+            live_at_ends: points(&live),
+            sentence: String::new(),
+        };
+        all.sentence = all.text(failed);
+        all
+    }
+}
+
+/// Returns true if steps free at least a tenth of the blocks that they allocate. Code that only builds
+/// something repeats too, but has no steps.
+fn frees(lives: &Lives, steps: &Steps, until: u32) -> bool {
+    let [from, to] = [steps.ends[0], steps.ends[steps.count()]];
+    let place = |moment: u32| lives.blocks.partition_point(|block| block.born <= moment);
+    let blocks = &lives.blocks[place(from)..place(to)];
+    let freed = blocks.iter().filter(|block| block.freed <= until).count();
+    freed * 10 >= blocks.len()
+}
+
+/// Returns the peak of live bytes in the last three steps.
+fn last_peak(steps: &Steps, live_bytes: &[u64]) -> u64 {
+    let from = steps.ends[steps.count().saturating_sub(3)] as usize;
+    let to = steps.ends[steps.count()] as usize;
+    live_bytes.get(from..=to).and_then(|last| last.iter().copied().max()).unwrap_or(0)
+}
+
+/// Returns at most [`POINTS`] numbers of a series, the first and the last among them.
+fn points(series: &[u64]) -> Vec<u64> {
+    let last = series.len().saturating_sub(1);
+    let count = series.len().min(POINTS);
+    (0..count).map(|at| series[at * last / count.saturating_sub(1).max(1)]).collect()
+}

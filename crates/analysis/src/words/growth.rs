@@ -1,0 +1,101 @@
+//! The sentences about growth from step to step.
+
+use super::{counted_as, grouped, near};
+use crate::growth::{GrowthCourse, GrowthRow, StepGrowth};
+use stratalloc::ids::StreamId;
+
+/// The number of rows that the sentence names.
+const NAMED: usize = 3;
+
+impl StepGrowth {
+    /// Returns the result as sentences. `failed` is true if the steps end with a failed request.
+    pub(crate) fn text(&self, failed: bool) -> String {
+        let steps = counted_as(self.steps, "step", "steps");
+        if !self.is_growing {
+            return format!("Live memory does not grow steadily over {steps}.");
+        }
+        let until = if failed { " before a request failed" } else { "" };
+        let mut text = format!(
+            "Live memory grows by {} MiB a step, {} MiB over {steps}{until}",
+            near(self.bytes_per_step),
+            near(self.grown_bytes)
+        );
+        let growing: Vec<&GrowthRow> = self.growing().collect();
+        let named = || growing.iter().take(NAMED);
+        // The line is left out if the labels contain it.
+        let is_new = |line: &&String| !named().all(|row| row.asked_for_by.contains(line.as_str()));
+        let line = self.line.as_ref().filter(is_new);
+        if let Some(line) = line {
+            let share = if growing.len() > 1 { "nearly all of it" } else { "all of it" };
+            text += &format!(", {share} from {line}");
+        }
+        if growing.is_empty() {
+            text += "; no single caller grows steadily.";
+        } else {
+            let rows: Vec<_> = named().map(|row| row.growth(growing.len() > 1)).collect();
+            text += &format!(": {}", rows.join("; "));
+            text += &match growing.len().saturating_sub(NAMED) {
+                0 => ".".to_owned(),
+                rest => format!("; and {} more.", grouped(rest as u64)),
+            };
+        }
+        if let Some(left) = self.steps_left {
+            text += &format!(
+                " At this rate, at most {} fit under the limit.",
+                counted_as(left, "more step", "more steps")
+            );
+        }
+        text
+    }
+
+    /// Returns the rows that grow, the largest growth first.
+    pub fn growing(&self) -> impl Iterator<Item = &GrowthRow> {
+        self.rows.iter().filter(|row| row.course != GrowthCourse::FilledOnce)
+    }
+
+    /// Returns a sentence about the steps.
+    #[must_use]
+    pub fn found_sentence(&self) -> String {
+        let begin = self.begins_with.as_ref();
+        let begin = begin.map_or_else(String::new, |code| format!(", each beginning in {code}"));
+        format!(
+            "Found from repeated requests: {} of about {}{begin}.",
+            counted_as(self.steps, "step", "steps"),
+            counted_as(self.requests_per_step.into(), "request", "requests")
+        )
+    }
+}
+
+impl GrowthRow {
+    fn growth(&self, with_bytes: bool) -> String {
+        let how = match (self.course, with_bytes) {
+            (GrowthCourse::LargerBlocks, _) => "which replaces a block by a larger one".to_owned(),
+            (_, true) => format!("{} MiB", near(self.bytes_per_step)),
+            (_, false) => format!("{} a step", self.blocks_text()),
+        };
+        format!("{}, {how}", self.asked_for_by)
+    }
+
+    /// Formats the blocks of a step: "1 block", "0.3 blocks".
+    fn blocks_text(&self) -> String {
+        let tenths = (self.blocks_per_step * 10.0).round() / 10.0;
+        if tenths == 1.0 { "1 block".to_owned() } else { format!("{tenths} blocks") }
+    }
+
+    /// Returns how the row grows, for a table.
+    #[must_use]
+    pub fn course_text(&self) -> String {
+        match self.course {
+            GrowthCourse::MoreBlocks => format!("{} a step", self.blocks_text()),
+            GrowthCourse::LargerBlocks => "a larger block each step".to_owned(),
+            GrowthCourse::FilledOnce => {
+                format!("no more since step {}", grouped(self.last_step))
+            }
+        }
+    }
+}
+
+/// Returns the label of blocks of one size.
+pub(crate) fn size_label(each_bytes: u64, stream: StreamId) -> String {
+    format!("blocks of {} bytes on stream {:#x}", grouped(each_bytes), stream.0)
+}
