@@ -122,6 +122,52 @@ fn many_tiny_values_stay_within_six_times() {
 }
 
 #[test]
+fn tiny_events_of_a_profiler_stay_within_six_times() {
+    let event = |at: u32, rest: &str| format!("{{\"ts\":{at},\"pid\":1,\"tid\":1,{rest}}},");
+    let memory = |at: u32| {
+        let rest = "\"name\":\"[memory]\",\"args\":{\"Bytes\":1,\"Device Id\":0,\"Device Type\":1";
+        event(at, &format!("{rest},\"Total Allocated\":{},\"Addr\":{}}}", at % 7, at * 2))
+    };
+    let call = |at: u32| {
+        event(at, &format!("\"dur\":9,\"cat\":\"python_function\",\"name\":\"a({at}): f\""))
+    };
+    let thread =
+        |at: u32| format!("{{\"ts\":1,\"dur\":1,\"cat\":\"cpu_op\",\"pid\":{at},\"tid\":1}},");
+    let both = |at: u32| call(at) + &memory(at);
+    let units: [(&str, &dyn Fn(u32) -> String); 4] = [
+        ("events of memory", &memory),
+        ("calls", &call),
+        ("threads", &thread),
+        ("calls and events of memory", &both),
+    ];
+    for (what, unit) in units {
+        let body: String = (0..20_000).map(unit).collect();
+        let text = format!("{{\"traceEvents\":[{body}{}]}}", memory(0).trim_end_matches(','));
+        let (_, peak) = read_all(text.as_bytes());
+        assert_within(what, peak, text.len() as u64);
+    }
+}
+
+#[test]
+fn counters_and_timelines_need_only_a_fixed_part() {
+    let row = "[0,1,2,3,4,5,6,7,8],";
+    let count = 200_000;
+    let times = "1,".repeat(count) + "1";
+    let rows = row.repeat(count) + row.trim_end_matches(',');
+    let timeline = format!("[[{times}],[{rows}]]");
+    let changes = format!("[{}[1,2,3,4]]", "[1,2,3,4],".repeat(count));
+    let counters = format!(
+        "{{\"num_alloc_retries\":1,{}\"reserved_bytes.all.peak\":1}}",
+        "\"a\":{\"b\":1},".repeat(count)
+    );
+    for (what, text) in [("timeline", timeline), ("changes", changes), ("counters", counters)] {
+        let (trace, peak) = read_all(text.as_bytes());
+        assert!(trace.is_ok(), "{what}");
+        assert!(peak <= FIXED_BYTES, "{what}: {peak} bytes for {} decoded", text.len());
+    }
+}
+
+#[test]
 fn numbers_words_and_memo_entries_stay_within_six_times() {
     let number = b"\x80\x04](\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f\x94";
     let bytes = repeated(number, b"h\x00", b"e.");

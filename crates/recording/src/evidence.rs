@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::start::Start;
+use super::totals::TotalsSource;
 use super::trace::{Trace, TraceEvent};
 use stratalloc::history::{Action, BlockStateName, SegmentLayout};
 
@@ -232,6 +233,8 @@ pub enum Lack {
     Frees,
     /// The entries of successful requests were left out.
     Allocations,
+    /// The file has only totals: counters, or bytes over time.
+    Totals,
 }
 
 /// A recording that shows only the moment when it was written: its entries do not show how much memory the
@@ -250,6 +253,9 @@ pub struct NoHistory {
     /// Whether this library wrote the file.
     #[serde(skip)]
     is_ours: bool,
+    /// The kind of file, if it is not a snapshot.
+    #[serde(skip)]
+    totals: Option<TotalsSource>,
 }
 
 impl NoHistory {
@@ -267,7 +273,11 @@ impl NoHistory {
             requests: trace.requests().count() as u64,
             missing,
             is_ours: trace.made_here.is_some(),
+            totals: trace.totals.as_ref().map(|totals| totals.source),
         };
+        if trace.totals.is_some() {
+            return Some(found(Lack::Totals, 0));
+        }
         match (allocations, frees) {
             (0, 0) => {}
             (0, frees) => return Some(found(Lack::Frees, frees)),
@@ -297,6 +307,7 @@ impl NoHistory {
             (Lack::Frees, ..) => {
                 format!("no free was recorded, and {missing} of its blocks were freed")
             }
+            (Lack::Totals, entries, _) => format!("{entries} totals and no requests"),
             (Lack::Allocations, ..) => {
                 format!("{missing} of its blocks were requested, and no such entry was recorded")
             }
@@ -307,16 +318,25 @@ impl NoHistory {
     #[must_use]
     pub fn sentence(&self) -> String {
         let recorded = self.recorded();
-        format!(
-            "This snapshot has no history ({recorded}): it shows the moment of the dump, not the peak."
-        )
+        let kind = match self.totals {
+            Some(TotalsSource::MemoryStats) => {
+                "the output of torch.cuda.memory_stats(): it has the allocator's counters"
+            }
+            Some(_) => "a memory timeline of PyTorch's profiler: it has the live bytes over time",
+            None => {
+                return format!(
+                    "This snapshot has no history ({recorded}): it shows the moment of the dump, not the peak."
+                );
+            }
+        };
+        format!("This file is {kind}, and no requests, so no need and no setting follows from it.")
     }
 
     /// Returns how to make a recording with a history.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match (self.lack, self.is_ours) {
-            (Lack::Requests, false) => {
+            (Lack::Requests, false) | (Lack::Totals, _) => {
                 "Call torch.cuda.memory._record_memory_history() before the steps, and dump the snapshot after them."
             }
             (Lack::Requests, true) => {

@@ -193,7 +193,26 @@ impl StackBuilder {
     pub(super) fn frame(&mut self, frame: Frame<'_>, may_grow: MayGrow<'_>) -> Option<u32> {
         let file = self.text(tail(&with_slashes(frame.file)), may_grow)?;
         let function = self.text(head(frame.function), may_grow)?;
-        let numbers = Numbers { file, line: frame.line, function };
+        self.intern_frame(Numbers { file, line: frame.line, function }, may_grow)
+    }
+
+    /// Returns the number of frame `number` with the line of frame `line_of`, if both are in one file.
+    /// Otherwise returns `number`. `None` if the new frame exceeds the memory limit.
+    pub(super) fn frame_at_line_of(
+        &mut self,
+        number: u32,
+        line_of: u32,
+        may_grow: MayGrow<'_>,
+    ) -> Option<u32> {
+        let frames = &self.stacks.frames;
+        let (numbers, place) = (frames[number as usize], frames[line_of as usize]);
+        match numbers.file == place.file {
+            true => self.intern_frame(Numbers { line: place.line, ..numbers }, may_grow),
+            false => Some(number),
+        }
+    }
+
+    fn intern_frame(&mut self, numbers: Numbers, may_grow: MayGrow<'_>) -> Option<u32> {
         let (frames, hasher) = (&self.stacks.frames, &self.hasher);
         let hash = hasher.hash_one(numbers);
         if let Some(&known) = self.frames.find(hash, |&at| frames[at as usize] == numbers) {

@@ -70,7 +70,8 @@ impl Start {
         let mut back = Back::from_the_end(trace);
         trace.events.iter().rev().for_each(|event| back.undo(event));
         let Back { blocks, held, outside, .. } = back;
-        let outside = if trace.segments.is_empty() { 0 } else { outside };
+        let knows_segments = !trace.segments.is_empty() && !trace.requests_only;
+        let outside = if knows_segments { outside } else { 0 };
         let mut start = Self { blocks: blocks.into_values().collect(), held, outside };
         for block in &mut start.blocks {
             let inside = start.held.range(..=block.address).next_back();

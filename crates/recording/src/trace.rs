@@ -11,6 +11,7 @@ use super::devices::DeviceFigures;
 use super::evidence::MissingEntries;
 use super::host::HostMemory;
 use super::stacks::{StackId, Stacks};
+use super::totals::Totals;
 use stratalloc::config::{Compat, Config, TorchVersion};
 use stratalloc::history::{Action, Entry, Event, SegmentLayout, Snapshot};
 use stratalloc::ids::{PoolId, StreamId};
@@ -54,6 +55,8 @@ pub struct Trace {
     pub host: Option<HostMemory>,
     /// The owners of the used memory of the device at the end, if the recording contains them.
     pub account: Vec<Owner>,
+    /// Figures that the file states itself, if it is not a snapshot.
+    pub totals: Option<Totals>,
 }
 
 /// The stack of the request for a live block at the end of a recording.

@@ -1,4 +1,4 @@
-//! Detects the format of a file by its first bytes, and decompresses it.
+//! Detects the compression of a file by its first bytes, and decompresses it.
 //!
 //! Several compressed members in a row are treated as one file, as `xz`, `gzip` and `zstd` themselves do.
 //! Each decompressor used here grows its window with its output, so a header that claims a large window
@@ -12,7 +12,6 @@ use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 use super::error::Failure;
-use super::input::Input;
 
 const XZ_MAGIC: &[u8] = b"\xfd7zXZ\0";
 const GZIP_MAGIC: &[u8] = b"\x1f\x8b";
@@ -22,17 +21,9 @@ const ZSTD_SKIPPABLE_MAGIC: &[u8] = b"\x2a\x4d\x18";
 const MAGIC_BYTES: usize = 6;
 const FILE_BUFFER_BYTES: usize = 16 * 1024;
 
-/// The syntax of the decoded bytes.
-pub(super) enum Format {
-    Pickle,
-    Json,
-    /// A log of requests in RMM's CSV format.
-    Rmm,
-}
-
 /// Returns a reader of the decoded bytes of a file. Reports the number of bytes read from the file to
 /// `progress`. Decompression of zstd fails with [`OverLimit`] soon after `limit_bytes`. Other formats are
-/// limited by [`Input`], which reads from this reader.
+/// limited by [`Input`](super::input::Input), which reads from this reader.
 pub(super) fn decoder<'a>(
     bytes: impl Read + 'a,
     progress: Option<&'a dyn Fn(u64)>,
@@ -62,37 +53,6 @@ pub(super) fn decoder<'a>(
     } else {
         Box::new(whole)
     })
-}
-
-/// Detects the format of the decoded bytes. Skips leading white space and a byte order mark.
-pub(super) fn format(input: &mut Input<'_>) -> Result<Format, Failure> {
-    loop {
-        let at = input.offset();
-        let at_hand = input.peek()?;
-        match at_hand {
-            [0x80, ..] => return Ok(Format::Pickle),
-            [b'{' | b'[', ..] => return Ok(Format::Json),
-            [b'T', ..] => return Ok(Format::Rmm),
-            [b' ' | b'\t' | b'\r' | b'\n', ..] => input.consume(1),
-            [0xef, 0xbb, 0xbf, ..] if at == 0 => input.consume(3),
-            _ => {
-                return Err(Failure::Unknown { found: describe(at_hand) });
-            }
-        }
-    }
-}
-
-fn describe(first: &[u8]) -> String {
-    if first.is_empty() {
-        return "it is empty".to_owned();
-    }
-    let bytes: Vec<String> = first.iter().take(8).map(|b| format!("{b:02x}")).collect();
-    let bytes = bytes.join(" ");
-    if first.starts_with(b"PK\x03\x04") {
-        format!("it is a zip archive, as torch.save writes ({bytes})")
-    } else {
-        format!("it starts with the bytes {bytes}")
-    }
 }
 
 /// A reader that reports to `progress` how many bytes of the file were read.

@@ -35,12 +35,19 @@ pub enum Failure {
     },
     /// The first bytes match no known format.
     #[error(
-        "expected a pickle of protocol 2 to 5, JSON or RMM's CSV, plain or in xz, gzip or zstd; \
-         {found} (the name does not count)"
+        "expected a memory snapshot (pickle of protocol 2 to 5, JSON or the viewer's page), a trace or a timeline \
+         of PyTorch's profiler, memory_stats() as JSON, or RMM's CSV, plain or in xz, gzip or zstd; {found} (the \
+         name does not count)"
     )]
     Unknown {
         /// A description of the first bytes.
         found: String,
+    },
+    /// The file is of a known kind that holds no recording.
+    #[error("it is {foreign}")]
+    Foreign {
+        /// The kind.
+        foreign: Foreign,
     },
     /// The file holds more decoded bytes than [`Limits`](super::Limits) allow.
     #[error("holds more than {limit_bytes} decoded bytes, the limit")]
@@ -75,6 +82,79 @@ pub enum Failure {
         mismatch: Mismatch,
     },
 }
+
+/// A kind of file that holds no recording, and what to do instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Foreign {
+    /// Tensors.
+    #[error("a checkpoint with tensors, not a recording; {RECORD}")]
+    Checkpoint,
+    /// A zip or tar archive.
+    #[error("a zip or tar archive; unpack it and pass the recording in it")]
+    Archive,
+    /// A NumPy array.
+    #[error("a NumPy array, not a recording; {RECORD}")]
+    Array,
+    /// A compression that is not supported.
+    #[error("compressed with bzip2, lz4 or 7-Zip; decompress it, or use xz, gzip or zstd")]
+    Compressed,
+    /// A report of NVIDIA's Nsight tools, or a database made from it.
+    #[error(
+        "a report of Nsight Systems or Nsight Compute or a database; it does not show PyTorch's requests; {RECORD}"
+    )]
+    Nsight,
+    /// A trace of Perfetto.
+    #[error("a binary trace of Perfetto; {RECORD}")]
+    Perfetto,
+    /// The text of a Python object.
+    #[error("the text of a Python object, as print writes; write it with pickle.dump or json.dump")]
+    Python,
+    /// The text of `torch.cuda.memory_summary()`.
+    #[error(
+        "the text of torch.cuda.memory_summary(); json.dump(torch.cuda.memory_stats(), file) writes the same \
+         counters exactly; for the code that holds the memory {RECORD}"
+    )]
+    MemorySummary,
+    /// The message of an error.
+    #[error("the message of an out-of-memory error, not a recording; {RECORD}")]
+    OutOfMemoryMessage,
+    /// The output of `nvidia-smi`.
+    #[error("the output of nvidia-smi, which counts the memory of whole processes; {RECORD}")]
+    NvidiaSmi,
+    /// A picture.
+    #[error("a picture; pass the recording from which it was made")]
+    Picture,
+    /// Text in UTF-16.
+    #[error("text in UTF-16; write it in UTF-8")]
+    Utf16,
+    /// A page with the picture of a timeline.
+    #[error(
+        "a page with a picture; export_memory_timeline with a name that ends in .json writes the numbers"
+    )]
+    TimelinePicture,
+    /// A page that `stratalloc report` wrote.
+    #[error("a page that stratalloc report wrote; pass the recording from which it was made")]
+    Report,
+    /// A page without a snapshot.
+    #[error("a page of HTML without a snapshot; {RECORD}")]
+    Page,
+    /// A trace of a profiler without entries of memory.
+    #[error(
+        "a profiler's trace without requests for a device's memory; \
+         torch.profiler.profile(profile_memory=True, with_stack=True) records them, or {RECORD}"
+    )]
+    ProfileWithoutMemory,
+    /// A trace of an old version of PyTorch's profiler.
+    #[error(
+        "a profiler's trace without the addresses of memory, which PyTorch 1.11 and later record; {RECORD}"
+    )]
+    ProfileWithoutAddresses,
+}
+
+/// How to make a recording.
+const RECORD: &str = "call torch.cuda.memory._record_memory_history() before the steps and \
+    torch.cuda.memory._dump_snapshot(\"run.pickle\") after them";
 
 /// An expected value and the value found instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

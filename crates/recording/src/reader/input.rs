@@ -3,7 +3,7 @@
 //! All parsers read from [`Input`]. The count is the offset in error messages. Reading fails beyond
 //! [`Limits::decoded_bytes`](super::Limits::decoded_bytes), so a decompression bomb does no harm.
 
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 
 use super::encoding::OverLimit;
 use super::error::Failure;
@@ -39,13 +39,36 @@ impl<'a> Input<'a> {
         Ok(self.source.buffer())
     }
 
+    /// Returns the next `count` bytes without consuming them; fewer if the file ends before.
+    pub(super) fn look_ahead(&mut self, count: usize) -> Result<Vec<u8>, Failure> {
+        let begin = self.offset;
+        let mut head = Vec::new();
+        while head.len() < count {
+            let at_hand = self.peek()?;
+            if at_hand.is_empty() {
+                break;
+            }
+            let taken = at_hand.len().min(count - head.len());
+            head.extend_from_slice(&at_hand[..taken]);
+            self.consume(taken);
+        }
+        let none: Box<dyn Read + 'a> = Box::new(io::empty());
+        let rest = std::mem::replace(&mut self.source, BufReader::with_capacity(0, none));
+        let whole = Box::new(Cursor::new(head.clone()).chain(rest));
+        self.source = BufReader::with_capacity(BUFFER_BYTES, whole);
+        self.offset = begin;
+        Ok(head)
+    }
+
     fn refill(&mut self) -> Result<(), Failure> {
         while let Err(source) = self.source.fill_buf() {
             if source.get_ref().is_some_and(|inner| inner.is::<OverLimit>()) {
                 return Err(Failure::TooLarge { limit_bytes: self.limit_bytes });
             }
             if source.kind() != io::ErrorKind::Interrupted {
-                return Err(Failure::Read { at: self.offset, source });
+                // The source may be another input, whose error is passed on.
+                let read = |source| Failure::Read { at: self.offset, source };
+                return Err(source.downcast::<Failure>().unwrap_or_else(read));
             }
         }
         let read = self.source.buffer().len();

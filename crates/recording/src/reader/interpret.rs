@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 
 use super::Limits;
 use super::budget::{Budget, OverBudget};
-use super::encoding::Format;
 use super::error::{Failure, Mismatch, PickleProblem};
 use super::fields::{BriefEvent, Entry, ListedSegment, SHOWN_CHARS, Scalar, needed};
 use super::heap::{Constant, Heap, Items, Record, Value, View};
 use super::parts::{Beside, ListedOwner, Parts};
 use super::path::Path;
+use super::recognise::Format;
 use super::stack_reader::StackReader;
 use super::words::Word;
 use crate::devices::{EndBytes, Survey};
@@ -22,11 +22,7 @@ use crate::{DeviceFigures, MadeHere, StackId, Trace};
 use stratalloc::config::TorchVersion;
 
 /// Builds a snapshot from the values of a file. `format` is the syntax of the file.
-pub(super) fn interpret(
-    mut heap: Heap,
-    format: &Format,
-    limits: &Limits,
-) -> Result<Trace, Failure> {
+pub(super) fn interpret(mut heap: Heap, format: Format, limits: &Limits) -> Result<Trace, Failure> {
     let mut budget = std::mem::replace(&mut heap.budget, Budget::new());
     budget.decoded_and_dropped(heap.decoded_bytes);
     let heap_bytes = budget.held_bytes();
@@ -93,7 +89,7 @@ impl<'h> Interpreter<'h> {
         }
         let record = &self.record("a snapshot: a dictionary, or a list of segments", root)?;
         let segments = self.at(record, Word::Segments, Self::entries)?;
-        parts.segments = needed(segments, "the key segments")?;
+        parts.segments = needed(segments, "the key segments, which a memory snapshot has")?;
         self.at(record, Word::AllocatorSettings, |me, settings| me.settings(settings, &mut parts))?;
         self.at(record, Word::DeviceTraces, |me, devices| me.devices(devices, &mut parts))?;
         parts.account = self.at(record, Word::Account, Self::account)?.unwrap_or_default();

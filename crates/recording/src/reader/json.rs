@@ -35,12 +35,28 @@ pub(super) fn parse(input: &mut Input<'_>) -> Result<Heap, Failure> {
     let root = builder.deserialize(&mut parser).and_then(|root| parser.end().map(|()| root));
     let Builder { mut heap, path, .. } = builder;
     heap.decoded_bytes = decoded_bytes.get();
-    heap.root = root.map_err(|error| {
-        let (at, path) = (heap.decoded_bytes, path.to_string());
-        let json = |error: io::Error| Failure::Json { at, path, problem: error.to_string() };
-        io::Error::from(error).downcast::<Failure>().unwrap_or_else(json)
-    })?;
+    heap.root = root.map_err(|error| failure(error, heap.decoded_bytes, path.to_string()))?;
     Ok(heap)
+}
+
+/// Parses a file whose values become no heap. Updates `decoded_bytes` as it reads. Errors use `place` as the
+/// position.
+pub(super) fn parse_as<S: DeserializeSeed<'static>>(
+    input: &mut Input<'_>,
+    decoded_bytes: &Cell<u64>,
+    place: &'static str,
+    seed: S,
+) -> Result<S::Value, Failure> {
+    decoded_bytes.set(input.offset());
+    let mut parser = serde_json::Deserializer::from_reader(Source { input, decoded_bytes });
+    let found = seed.deserialize(&mut parser).and_then(|found| parser.end().map(|()| found));
+    found.map_err(|error| failure(error, decoded_bytes.get(), place.to_owned()))
+}
+
+/// Returns the failure of the source, or the parser's own.
+fn failure(error: serde_json::Error, at: u64, path: String) -> Failure {
+    let json = |error: io::Error| Failure::Json { at, path, problem: error.to_string() };
+    io::Error::from(error).downcast::<Failure>().unwrap_or_else(json)
 }
 
 /// The source of bytes for the parser. A source can report only an `io::Error`, so a [`Failure`] is wrapped

@@ -195,7 +195,7 @@ fn the_limit_on_bytes_holds() {
 fn files_that_are_neither_are_named_by_their_first_bytes() {
     for (bytes, found) in [
         (b"".as_slice(), "it is empty"),
-        (b"PK\x03\x04rest", "zip archive"),
+        (b"PK\x03\x04rest", "zip or tar archive"),
         (b"hello", "68 65 6c 6c 6f"),
         (b"(dp0\n.", "28 64 70"),
         (b"  ", "it is empty"),
@@ -211,7 +211,7 @@ fn files_that_are_neither_are_named_by_their_first_bytes() {
     }
 }
 
-fn flipped(mut bytes: Vec<u8>, flips: &[(u16, u8)]) -> Vec<u8> {
+pub(super) fn flipped(mut bytes: Vec<u8>, flips: &[(u16, u8)]) -> Vec<u8> {
     let len = bytes.len();
     for &(at, bits) in flips {
         bytes[usize::from(at) % len] ^= bits;
