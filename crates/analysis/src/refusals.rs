@@ -54,8 +54,12 @@ pub(super) struct Retry {
 const CLOSE: u64 = 10;
 
 impl Refusals {
-    /// Computes the bounds from the events. The recorded `settings` decide how much a request needs.
+    /// Computes the bounds from the events. The recorded `settings` decide how much a request needs. A log of
+    /// requests shows none, because neither reserved nor free bytes are in it.
     pub(super) fn of(trace: &Trace, settings: &Settings, figures: &Figures) -> Self {
+        if trace.requests_only {
+            return Self::default();
+        }
         let reserved = i128::from(figures.reserved_before_bytes);
         let mut walk = RefusalWalk {
             settings,
