@@ -98,6 +98,6 @@ pub use trial::{Capacity, Trial, fits, measure};
 pub use trial::{Watched, failed_requests, watch, without_files};
 pub use verdict::{CodeBytes, Hindrance, LargestHolder, LivePeak, UnderLimit, Verdict};
 pub use words::{
-    BESIDES, Choice, Summary, counted_as, devices_sentence, grouped, host_sentence, near,
+    BESIDES, CausesColumn, Choice, Summary, counted_as, devices_sentence, grouped, host_sentence,
+    near, ranks_sentence, remarks, totals_rows, totals_sentence,
 };
-pub use words::{CausesColumn, ranks_sentence, remarks};

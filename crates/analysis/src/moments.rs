@@ -11,7 +11,7 @@ use super::repeated::repeated;
 use super::streams::Streams;
 use super::trial::Capacity;
 use stratalloc::config::{Compat, Config};
-use stratalloc_recording::{ReplayError, Trace};
+use stratalloc_recording::{Lack, NoHistory, ReplayError, Trace};
 
 /// The important moments of a recording, all computed from the same lifetimes.
 #[derive(Clone, Debug, Default)]
@@ -106,8 +106,11 @@ impl Moments {
     /// Finds the moments of a recording in a timeline of its events.
     #[must_use]
     pub fn of(recording: &Recording, timeline: &Timeline<'_>) -> Self {
-        if recording.no_history.is_some() {
-            let pictures = vec![Dump::of(&recording.trace).picture];
+        if let Some(NoHistory { lack, .. }) = recording.no_history {
+            // Of totals no moment is known with its blocks.
+            let has_layout = lack != Lack::Totals;
+            let pictures = has_layout.then(|| Dump::of(&recording.trace).picture);
+            let pictures = pictures.into_iter().collect();
             return Self { pictures, ..Self::default() };
         }
         let lives = &timeline.lives;

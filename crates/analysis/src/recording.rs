@@ -324,7 +324,8 @@ impl Recording {
         };
         let requests_outside = start.outside;
         let start = Some(start).filter(|start| !start.is_empty());
-        let start_layout = start.as_ref().zip(config.as_ref());
+        // A log of requests has no segments, so no layout either.
+        let start_layout = start.as_ref().zip(config.as_ref()).filter(|_| !trace.requests_only);
         let start_layout = start_layout.and_then(|(start, own)| start.layout(own.settings()));
         let live_peak_bytes = live_peak_bytes(&workload);
         Self {

@@ -23,8 +23,9 @@ use super::size::size;
 /// Arguments of commands that read recordings.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Recordings {
-    /// PyTorch memory snapshots (.pickle or .json) or logs of requests in RMM's format (.csv), plain,
-    /// .xz, .gz or .zst. Standard input: -.
+    /// PyTorch memory snapshots (.pickle, .json or the viewer's .html), traces of its profiler with
+    /// profile_memory=True (.json), logs of requests in RMM's format (.csv), plain, .xz, .gz or .zst. Of
+    /// memory_stats() and export_memory_timeline (.json) the totals are shown. Standard input: -.
     #[arg(required = true, value_name = "TRACE")]
     pub(crate) files: Vec<PathBuf>,
     /// Memory of the device, such as 32GiB, 40G or 512MiB. All units are binary: 24GB is 24GiB.
@@ -225,7 +226,8 @@ impl Recordings {
         let trace = reader::read_bytes(name, file, &limits, progress)?;
         let live =
             |segment: &SegmentLayout| segment.bytes_in(&[BlockStateName::ActiveAllocated]) > 0;
-        if trace.events.is_empty() && !trace.segments.iter().any(live) {
+        let has_nothing = trace.events.is_empty() && trace.totals.is_none();
+        if has_nothing && !trace.segments.iter().any(live) {
             return Err(format!("{name}: {}", nothing_in(&trace, device)).into());
         }
         Ok(trace)

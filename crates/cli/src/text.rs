@@ -7,8 +7,9 @@ use stratalloc::config::shown;
 use stratalloc_analysis::{
     Answer, CategoryBytes, Causes, Choice, CodeFigures, Compared, FrameFigures, FreeClass,
     GrowthRow, HolderList, MomentCauses, Question, Setting, StepGrowth, counted_as, grouped,
-    host_sentence,
+    host_sentence, totals_rows, totals_sentence,
 };
+use stratalloc_recording::Totals;
 
 use super::outcome::out;
 use super::show::Align::{Left, Right};
@@ -49,12 +50,28 @@ pub(crate) fn write(answer: &Answer, question: &Question) -> io::Result<()> {
     if let Some(growth) = answer.growth.as_ref().filter(|growth| growth.is_growing) {
         write_growth(growth)?;
     }
+    write_not_shown(answer)
+}
+
+/// Prints the data that a recording lacks.
+fn write_not_shown(answer: &Answer) -> io::Result<()> {
+    let mut out = out();
     if !answer.not_shown.is_empty() {
         writeln!(out, "The recording does not show:")?;
     }
     for what in &answer.not_shown {
         writeln!(out, "  - {what}")?;
     }
+    writeln!(out)
+}
+
+/// Prints the figures that a file states itself.
+fn write_totals(totals: &Totals) -> io::Result<()> {
+    let mut out = out();
+    writeln!(out, "{}", totals_sentence(totals))?;
+    let row = |(name, bytes): &(String, u64)| vec![name.clone(), mib(*bytes as f64)];
+    let rows: Vec<_> = totals_rows(totals).iter().map(row).collect();
+    table(&mut out, &[("", Left), ("MiB", Right)], &rows)?;
     writeln!(out)
 }
 
@@ -76,6 +93,10 @@ fn write_dump(answer: &Answer) -> io::Result<()> {
         writeln!(out, "{line}")?;
     }
     writeln!(out)?;
+    if let Some(totals) = &answer.totals {
+        write_totals(totals)?;
+        return write_not_shown(answer);
+    }
     let Some((causes, holders)) = answer.causes.as_ref().zip(answer.holders.as_ref()) else {
         return Ok(());
     };
@@ -112,7 +133,8 @@ fn write_sentences(answer: &Answer) -> io::Result<()> {
         writeln!(out, "{platform}")?;
     }
     let host = answer.host.as_ref().map(host_sentence);
-    for line in answer.limit.limit_sentence.iter().chain(&host) {
+    let totals = answer.totals.as_ref().map(totals_sentence);
+    for line in answer.limit.limit_sentence.iter().chain(&host).chain(&totals) {
         writeln!(out, "{line}")?;
     }
     for Choice { allocator, set, needs } in &answer.choices {

@@ -21,7 +21,9 @@ use crate::streams::Streams;
 use crate::torch::{ForTorch, is_of_rocm};
 use crate::trial::{failed_requests, failures_are_replayed, without_files};
 use crate::verdict::Verdict;
-use crate::words::{Summary, categories_sentence, devices_sentence, remarks, unknown};
+use crate::words::{
+    Summary, categories_sentence, devices_sentence, remarks, totals_sentence, unknown,
+};
 use stratalloc::config::Config;
 use stratalloc_recording::{Frame, FrameKind, Progress, ReplayError, StackId};
 
@@ -158,12 +160,13 @@ fn facts(
         platform: is_rocm.then_some("ROCm"),
         set: Vec::new(),
         choices: Vec::new(),
-        not_shown: if has_history { unknown(recording, torch) } else { Vec::new() },
+        not_shown: unknown(recording, torch),
         remarks: remarks(recording),
         no_history: recording.no_history,
         limit: LimitFigures::of(recording),
         unknown_entries: recording.trace.unknown.entries,
         host,
+        totals: recording.trace.totals.clone(),
         recorded: Recorded {
             conf: recording.trace.conf.clone(),
             #[expect(clippy::cast_precision_loss, reason = "a displayed number")]
@@ -219,7 +222,11 @@ fn torch_text(torch: ForTorch) -> Option<String> {
 }
 
 fn summary(recording: &Recording, lives: &Lives, moments: &Moments) -> Summary {
-    let Some(main) = moments.main() else { return Summary::default() };
+    let Some(main) = moments.main() else {
+        let totals = recording.trace.totals.as_ref();
+        let memory = totals.map(totals_sentence).unwrap_or_default();
+        return Summary { memory, ..Summary::default() };
+    };
     let callers = Callers::of(&recording.trace.stacks, Compared::Code);
     match recording.no_history {
         Some(_) => Summary::of_dump(&callers, main),

@@ -24,7 +24,7 @@ use super::verdict::Verdict;
 use super::words::Choice;
 use stratalloc::config::Config;
 use stratalloc::ids::{PoolId, StreamId};
-use stratalloc_recording::{DeviceFigures, NoHistory, StackId};
+use stratalloc_recording::{DeviceFigures, NoHistory, StackId, Totals};
 
 pub use build::{answer, described};
 pub use schema::{Field, fields, schema};
@@ -111,6 +111,8 @@ pub struct Answer {
     pub unknown_entries: u64,
     /// Pinned host memory.
     pub host: Option<HostFigures>,
+    /// Figures that the file states itself, if it is not a snapshot.
+    pub totals: Option<Totals>,
     /// The figures under the recorded configuration.
     pub recorded: Recorded,
     /// The setting with the smallest need.

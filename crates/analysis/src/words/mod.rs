@@ -6,6 +6,7 @@ mod graph_pools;
 mod growth;
 mod host;
 mod summary;
+mod totals;
 mod verdict;
 
 pub use devices::{devices_sentence, ranks_sentence};
@@ -13,6 +14,7 @@ pub use graph_pools::CausesColumn;
 pub(crate) use growth::size_label;
 pub use host::host_sentence;
 pub use summary::Summary;
+pub use totals::{totals_rows, totals_sentence};
 
 use std::collections::HashMap;
 
@@ -342,6 +344,7 @@ impl Advice {
 /// version that the settings suit.
 #[must_use]
 pub(crate) fn unknown(recording: &Recording, torch: ForTorch) -> Vec<String> {
+    let has_history = recording.no_history.is_none();
     let version = "its version of PyTorch: keys that 2.1 and every later version have are assumed; --torch 2.11 \
              names a version and adds its keys";
     let limit = "its memory limit: --total-memory or --memory-fraction sets one";
@@ -361,8 +364,10 @@ pub(crate) fn unknown(recording: &Recording, torch: ForTorch) -> Vec<String> {
         (torch == ForTorch::Unknown, version),
         (before_bytes > 0, &start),
     ];
-    let unknown = all.into_iter().filter(|(is_unknown, _)| *is_unknown);
-    unknown.map(|(_, what)| what.to_owned()).collect()
+    let all = all.into_iter().filter(|(is_unknown, _)| *is_unknown && has_history);
+    let has_stacks = !recording.trace.stacks.is_empty();
+    let kind = recording.trace.totals.as_ref().map(|totals| totals::not_in(totals, has_stacks));
+    kind.into_iter().flatten().chain(all.map(|(_, what)| what)).map(str::to_owned).collect()
 }
 
 /// The memory that a device needs in addition to the recorded memory.
@@ -396,6 +401,24 @@ pub fn remarks(recording: &Recording) -> Vec<String> {
             counted_as(recording.requests_outside, "request lies", "requests lie")
         ));
     }
+    let totals = recording.trace.totals.as_ref();
+    let some = |bytes: &u64| *bytes > 0;
+    let unrecorded = totals.and_then(|totals| totals.unrecorded_bytes).filter(some);
+    all.extend(unrecorded.map(|bytes| {
+        format!(
+            "of {} MiB that lived before the trace and were not freed in it only the sum is recorded: they count \
+             as one block",
+            near(bytes)
+        )
+    }));
+    let others = totals.and_then(|totals| totals.other_threads_bytes).filter(some);
+    all.extend(others.map(|bytes| {
+        format!(
+            "up to {} MiB were live whose requests are not in the trace, such as those of threads that the \
+             profiler does not record: they count as one block without a stack",
+            near(bytes)
+        )
+    }));
     let start = recording.start.as_ref().filter(|_| recording.no_history.is_none());
     all.extend(start.map(|start| {
         let from = match &recording.start_layout {
@@ -412,11 +435,14 @@ pub fn remarks(recording: &Recording) -> Vec<String> {
             true => ("at the event", ""),
             false => ("it begins late:", " before its first event"),
         };
+        let reserved = match recording.trace.requests_only {
+            true => String::new(),
+            false => format!(" and {} MiB were reserved", near(start.reserved_bytes())),
+        };
         format!(
-            "{begins} {} of {} MiB lived and {} MiB were reserved{then}; {from}",
+            "{begins} {} of {} MiB lived{reserved}{then}; {from}",
             counted_as(start.blocks.len() as u64, "block", "blocks"),
-            near(start.requested_bytes()),
-            near(start.reserved_bytes())
+            near(start.requested_bytes())
         )
     }));
     all

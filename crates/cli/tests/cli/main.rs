@@ -14,6 +14,7 @@ mod devices;
 mod diff;
 mod files;
 mod forecast;
+mod forms;
 mod gate;
 mod growth;
 mod guide;

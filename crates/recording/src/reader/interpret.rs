@@ -70,7 +70,7 @@ struct DeviceList {
 }
 
 /// The most devices of a file that are compared and shown.
-const DEVICES_MAX: usize = 64;
+pub(super) const DEVICES_MAX: usize = 64;
 
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]

@@ -14,7 +14,6 @@
 mod events;
 mod stacks;
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use self::events::{MemoryEvent, ProfileEvents};
@@ -22,6 +21,8 @@ use super::Limits;
 use super::budget::OverBudget;
 use super::error::{Failure, Foreign, Mismatch};
 use super::input::Input;
+use super::interpret::DEVICES_MAX;
+use crate::devices::DeviceFigures;
 use crate::totals::{Totals, TotalsSource};
 use crate::{Trace, TraceEvent};
 use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
@@ -42,23 +43,21 @@ pub(super) fn parse(mut input: Input<'_>, limits: &Limits) -> Result<Trace, Fail
     let at = input.offset();
     drop(input);
     found.budget.decoded_and_dropped(at);
-    let device = device_of(&found, limits)?;
+    let (devices, device) = devices_of(&found, limits)?;
     let too_large = |error: OverBudget| Failure::Json {
         at,
         path: "traceEvents".to_owned(),
         problem: error.to_string(),
     };
-    built(found, device).map_err(too_large)
+    built(found, devices, device).map_err(too_large)
 }
 
-/// A device whose events are read, and the number of other devices with events.
-#[derive(Clone, Copy)]
-struct ChosenDevice {
-    number: u32,
-    others: usize,
-}
-
-fn device_of(found: &ProfileEvents, limits: &Limits) -> Result<ChosenDevice, Failure> {
+/// Returns the figures of all devices, in the order in which they are compared, and the number of the one to
+/// read.
+fn devices_of(
+    found: &ProfileEvents,
+    limits: &Limits,
+) -> Result<(Vec<DeviceFigures>, u32), Failure> {
     if found.memory.is_empty() {
         let foreign = match found.without_address {
             0 => Foreign::ProfileWithoutMemory,
@@ -66,22 +65,42 @@ fn device_of(found: &ProfileEvents, limits: &Limits) -> Result<ChosenDevice, Fai
         };
         return Err(Failure::Foreign { foreign });
     }
-    let mut counts: BTreeMap<u32, u64> = BTreeMap::new();
-    found.memory.iter().for_each(|event| *counts.entry(event.device).or_default() += 1);
-    let most = counts.iter().max_by_key(|(number, count)| (**count, Reverse(**number)));
-    let number = limits.device.or(most.map(|(number, _)| *number)).unwrap_or_default();
-    if !counts.contains_key(&number) {
-        let found = format!("events of {} other devices", counts.len());
+    let mut devices: BTreeMap<u32, DeviceFigures> = BTreeMap::new();
+    for event in &found.memory {
+        let figures = devices.entry(event.device).or_default();
+        figures.device = event.device;
+        figures.events += 1;
+        let peaks = [&mut figures.reserved_peak_bytes, &mut figures.live_peak_bytes];
+        for (peak, bytes) in peaks.into_iter().zip([event.reserved_bytes, event.allocated_bytes]) {
+            *peak = bytes.unwrap_or_default().max(*peak);
+        }
+        if event.is_failure {
+            #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "a time")]
+            let time_us = event.time_us as u64;
+            let first = figures.first_failure_us.unwrap_or(u64::MAX).min(time_us);
+            (figures.first_failure_us, figures.failures) = (Some(first), figures.failures + 1);
+        }
+    }
+    let mut devices: Vec<DeviceFigures> = devices.into_values().collect();
+    devices.sort_by_key(DeviceFigures::order);
+    let first = devices.first().map(|figures| figures.device);
+    let number = limits.device.or(first).unwrap_or_default();
+    if devices.iter().all(|figures| figures.device != number) {
+        let found = format!("events of {} other devices", devices.len());
         let mismatch = Mismatch::new("events of the requested device", found);
         return Err(Failure::Content { path: "traceEvents".to_owned(), mismatch });
     }
-    let others = if limits.device.is_some() { 0 } else { counts.len() - 1 };
-    Ok(ChosenDevice { number, others })
+    devices.truncate(if devices.len() > 1 && limits.device.is_none() { DEVICES_MAX } else { 0 });
+    Ok((devices, number))
 }
 
 /// Builds the trace of one device.
-fn built(mut found: ProfileEvents, device: ChosenDevice) -> Result<Trace, OverBudget> {
-    found.memory.retain(|event| event.device == device.number);
+fn built(
+    mut found: ProfileEvents,
+    devices: Vec<DeviceFigures>,
+    device: u32,
+) -> Result<Trace, OverBudget> {
+    found.memory.retain(|event| event.device == device);
     found.find_stacks()?;
     let ProfileEvents { mut budget, mut memory, stacks, .. } = found;
     // Events of several threads are not in order. Events at one time stay in the order of the file.
@@ -99,8 +118,8 @@ fn built(mut found: ProfileEvents, device: ChosenDevice) -> Result<Trace, OverBu
     Ok(Trace {
         events: log.events,
         segments: lasting.into_iter().collect(),
-        device: device.number,
-        other_devices: u32::try_from(device.others).unwrap_or(u32::MAX),
+        device,
+        devices,
         requests_only: true,
         stacks: stacks.finish(),
         entries: memory.len() as u64,
