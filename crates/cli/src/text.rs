@@ -93,7 +93,7 @@ fn write_dump(answer: &Answer) -> io::Result<()> {
         writeln!(out, "{line}")?;
     }
     writeln!(out)?;
-    if let Some(totals) = &answer.totals {
+    if let Some(totals) = answer.totals_alone() {
         write_totals(totals)?;
         return write_not_shown(answer);
     }

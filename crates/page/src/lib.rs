@@ -45,7 +45,8 @@ impl Drawn<'_> {
         let replay = "The file is a log of requests: what is shown is a replay of them.";
         let replay = self.timeline.is_replay.then(|| replay.to_owned());
         let bare = "The file has no history: only what lived at the end is shown.";
-        let bare = self.answer.no_history.map(|_| bare.to_owned());
+        let has_layout = self.answer.no_history.is_some() && self.answer.totals_alone().is_none();
+        let bare = has_layout.then(|| bare.to_owned());
         let host = self.answer.host.as_ref().map(host_sentence);
         let remarks = self.answer.remarks.iter().map(|remark| sentence(remark));
         let platform = self.answer.platform_sentence().map(str::to_owned);

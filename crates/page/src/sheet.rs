@@ -18,7 +18,7 @@ use stratalloc_analysis::lives::{
 };
 use stratalloc_analysis::{
     Answer, Callers, CategoryBytes, Causes, CausesColumn, Choice, Compared, Curve, Holder,
-    MomentCauses, MomentFigures, Setting, Timeline, counted_as, points,
+    MomentCauses, MomentFigures, Setting, Timeline, counted_as, points, totals_rows,
 };
 use stratalloc_recording::{Annotation, DeviceFigures, NoHistory, Owner, StackId};
 
@@ -33,6 +33,8 @@ struct Sheet<'a> {
     has_times: bool,
     duration_us: u64,
     no_history: Option<NoHistory>,
+    /// The names and the bytes of the totals, if the file has only these.
+    totals: Vec<(String, u64)>,
     limit: Option<LimitData>,
     peak_reserved: Option<Peak>,
     peak_live: Option<Peak>,
@@ -285,6 +287,7 @@ fn as_text(drawn: &Drawn<'_>, callers: &Callers<'_>, detail: &Detail) -> (String
         has_times: lives.has_times(),
         duration_us: columns.end_us - columns.begin_us,
         no_history,
+        totals: answer.totals_alone().map(totals_rows).unwrap_or_default(),
         limit: limit_data(answer),
         peak_reserved: peak(lives.peak_reserved),
         peak_live: peak(lives.peak_live),

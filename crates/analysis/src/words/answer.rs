@@ -3,6 +3,7 @@
 use super::{BESIDES, BESIDES_ON_ROCM, ON_ROCM, counted_as, grouped, near, need_in_mib};
 use crate::answer::{Answer, MainCauses, MomentCauses, Setting};
 use crate::verdict::LivePeak;
+use stratalloc_recording::Totals;
 
 impl Answer {
     /// Returns the moments whose reserved bytes are explained, the most important one first.
@@ -49,6 +50,12 @@ impl Answer {
         };
         let pools = moment.graph_pools.filter(|pools| pools.is_largest_cause)?;
         pools.sentence(moment.reserved_bytes)
+    }
+
+    /// Returns the totals of a file that has nothing else.
+    #[must_use]
+    pub fn totals_alone(&self) -> Option<&Totals> {
+        self.totals.as_ref().filter(|_| self.no_history.is_some())
     }
 
     /// Returns how many settings were searched to the end.

@@ -86,7 +86,8 @@ fn counters_and_timelines_give_their_totals_and_no_need() {
         let page = folder.path(&format!("{name}.html"));
         ok(&["report", "--quick", &form(name), "-o", &page]);
         let page = std::fs::read_to_string(page).expect("it was written");
-        assert!(page.contains("allocated at most"), "{name}");
+        assert!(page.contains("\"totals\":[[\"allocated at the peak\","), "{name}");
+        assert!(page.contains("allocated at most") && !page.contains("only what lived at the end"));
     }
     let stats = advised("stats.json");
     assert_eq!(stats["totals"]["peak_reserved_bytes"].as_u64(), Some(bytes("reserved_bytes")));

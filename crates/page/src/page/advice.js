@@ -21,7 +21,8 @@ function showAdvice() {
   byId("unknown").replaceChildren(...(advice.unknown.length ? [element("p", {}, "The recording does not show:"),
     element("ul", {}, ...advice.unknown.map((what) => element("li", {}, what)))] : []));
   byId("meaning").textContent = advice.is_searched ? "Needs: the smallest device size, or memory limit, from which on no request fails. With more memory a cache keeps more than that." : "";
-  byId("causes").replaceChildren(...advice.pictures.flatMap(causesOf));
+  const totals = recording.totals.map(([name, number]) => ({ cells: [name, bytes(number)] }));
+  byId("causes").replaceChildren(...advice.pictures.flatMap(causesOf), ...(totals.length ? [table([["total", true], ["bytes", false]], totals)] : []));
   byId("growth").replaceChildren(...(recording.growth ? growthOf(recording.growth) : []));
 }
 

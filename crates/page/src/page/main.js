@@ -52,14 +52,19 @@ function show(recording, moment = firstMoment(recording)) {
   document.title = `${recording.name}: stratalloc report`;
   document.querySelector("#timeline .hint").hidden = recording.no_history !== null;
   showAdvice();
+  showAccount();
+  // A file with totals only has nothing to draw.
+  const isTotals = recording.totals.length > 0;
+  for (const panel of ["timeline", "segments", "holders", "needs"]) byId(panel).hidden = isTotals;
+  if (isTotals) return;
   showJumps();
   showHolders();
   showNeeds();
-  showAccount();
   choose(moment);
 }
 
 function redraw() {
+  if (state.recording.totals.length > 0) return;
   drawTimeline();
   drawSegments();
   drawFlames(flames.top);
@@ -88,11 +93,14 @@ function begin() {
     const { recording, moment } = addressed();
     if (!recording) return;
     select.value = String(recordings.indexOf(recording));
-    if (recording === state.recording) choose(moment); else show(recording, moment);
+    if (recording === state.recording && recording.totals.length === 0) choose(moment); else show(recording, moment);
   });
   let waits = 0;
   addEventListener("resize", () => { clearTimeout(waits); waits = setTimeout(redraw, 60); });
-  scheme.addEventListener("change", () => { showJumps(); showNeeds(); redraw(); });
+  scheme.addEventListener("change", () => {
+    if (state.recording.totals.length > 0) return;
+    showJumps(); showNeeds(); redraw();
+  });
 }
 
 begin();
