@@ -26,6 +26,8 @@ pub struct Trace {
     pub segments: Vec<SegmentLayout>,
     /// The configuration string at the time of the recording.
     pub conf: String,
+    /// Whether `expandable_segments:True` was removed from the configuration, because PyTorch ignored it.
+    pub ignores_expandable: bool,
     /// The device whose events these are.
     pub device: u32,
     /// All devices of the recording with events or memory, the one to look at first first; empty if there is

@@ -387,6 +387,13 @@ pub(crate) const ON_ROCM: &str = "This is PyTorch for ROCm: only settings of its
 #[must_use]
 pub fn remarks(recording: &Recording) -> Vec<String> {
     let mut all = Vec::new();
+    if recording.trace.ignores_expandable {
+        all.push(
+            "its configuration has expandable_segments:True, and none of its segments is expandable: PyTorch \
+             ignored the key, as it does under Windows and for ROCm before 2.12"
+                .to_owned(),
+        );
+    }
     if recording.lacks_collector_limit() {
         all.push(
             "garbage_collection_threshold acts near a limit that the recording does not show: \

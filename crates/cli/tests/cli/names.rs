@@ -231,3 +231,30 @@ fn a_recording_of_rocm_gets_settings_that_work_there() {
         assert!(text.contains(line), "{text}");
     }
 }
+
+#[test]
+fn a_setting_that_pytorch_ignored_is_not_replayed() {
+    let folder = Folder::new("names-ignored");
+    let made = |conf, is_expandable| {
+        let mut made = Made::with_conf(conf);
+        made.entry(if is_expandable { "segment_map" } else { "segment_alloc" }, 1 << 32, 20 * MIB);
+        made.alloc(1 << 32, 9 * MIB);
+        made.alloc((1 << 32) + 9 * MIB, 9 * MIB);
+        made.json()
+    };
+    let of = |name: &str, conf, is_expandable| {
+        let file = folder.file(name, &made(conf, is_expandable));
+        let Ended { stdout, stderr, .. } = ok(&["advise", "--quick", "--json", &file]);
+        let json: Value = serde_json::from_str(&stdout).expect("it is JSON");
+        (json["recorded"]["conf"].as_str().unwrap_or_default().to_owned(), stderr)
+    };
+    let both = "max_split_size_mb:64,expandable_segments:True";
+    let (conf, remarks) = of("ignored.json", both, false);
+    assert_eq!(conf, "max_split_size_mb:64");
+    assert!(remarks.contains("none of its segments is expandable"), "{remarks}");
+    let (conf, remarks) = of("used.json", "expandable_segments:True", true);
+    assert_eq!(
+        (conf.as_str(), remarks.contains("expandable")),
+        ("expandable_segments:True", false)
+    );
+}

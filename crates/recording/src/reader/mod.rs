@@ -14,6 +14,7 @@ mod encoding;
 mod error;
 mod fields;
 mod heap;
+mod ignored;
 mod input;
 mod interpret;
 mod json;

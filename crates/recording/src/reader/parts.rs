@@ -10,6 +10,7 @@ use serde::Deserialize;
 use super::Limits;
 use super::budget::{Budget, OverBudget};
 use super::fields::ListedSegment;
+use super::ignored::remove_ignored;
 use crate::host::HOLDER_BYTES;
 use crate::{Annotation, HostMemory, MissingEntries, Owner, Trace, TraceEvent, UnknownEntries};
 use stratalloc::history::SegmentLayout;
@@ -95,6 +96,7 @@ impl Parts {
         let host: Vec<_> = host_segments.into_iter().map(|segment| segment.layout).collect();
         trace.host = HostMemory::of(&host, &host_events, &stacks, has_room);
         budget.release(if has_room { room_bytes } else { 0 });
+        remove_ignored(&mut trace);
         MissingEntries::add_frees(&mut trace, |bytes| budget.charge(bytes))?;
         Ok(trace)
     }
