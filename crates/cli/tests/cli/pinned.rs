@@ -91,6 +91,11 @@ fn rounding_is_in_bytes_where_requests_are_recorded_and_a_cache_that_fills_does_
     assert_eq!(host(&bare)["at_end"][0]["asked_for_by"], Value::Null);
     let text = ok(&["advise", "--quick", &bare]).stdout;
     assert!(text.contains("_record_memory_history(record_pinned_host_memory=True)"), "{text}");
+    // Blocks whose entries are lost have stacks of their own.
+    let frames = r#""frames":[{"filename":"old.py","line":3,"name":"cache"}],"requested_size":"#;
+    let own = with_host(&[], &blocks).replace(r#""requested_size":"#, frames);
+    let own = ok(&["advise", "--quick", &folder.file("own.json", &own)]).stdout;
+    assert!(own.contains("Live at the end: old.py:3 cache, 128 MiB in 8 blocks."), "{own}");
     // A block that lived before the entries began is part of the peak.
     let late = [("free_requested", 9, 64), ("free_completed", 9, 64), ("alloc", 8, 16)];
     let late = host(&folder.file("late.json", &with_host(&late, &blocks)));
