@@ -27,6 +27,8 @@ pub enum Category {
     ActivationsKept,
     /// Requests of a pass that were freed in it.
     Temporary,
+    /// Requests of a module's forward pass that a backward pass repeats.
+    Recomputed,
     /// Copies of tensors in the type that autocast chooses for an operator.
     AutocastCopies,
     /// Requests of a node of the backward pass.
@@ -54,8 +56,8 @@ pub enum Category {
 
 use Category::{
     Activations, ActivationsKept, AutocastCopies, BackwardPass, Communication, CuPy, Gradients,
-    KvCache, LoadedFile, Numba, OnnxRuntime, OptimizerState, OptimizerStep, Parameters, Rmm,
-    Temporary, TensorRt, Workspace,
+    KvCache, LoadedFile, Numba, OnnxRuntime, OptimizerState, OptimizerStep, Parameters, Recomputed,
+    Rmm, Temporary, TensorRt, Workspace,
 };
 
 /// A pattern that recognises the frame of a listed function.
@@ -80,8 +82,8 @@ enum RuleMark {
 use RuleMark::{AnyNode, Compiled, File, Node, Python, Scope, Within};
 
 /// The listed functions. If a stack matches several rows, the first row counts. For example, a workspace
-/// that is requested in a forward pass is a workspace. A forward pass that activation checkpointing
-/// recomputes within the backward pass counts as backward pass.
+/// that is requested in a forward pass is a workspace. [`Category::of_rules`] tells a forward pass that
+/// activation checkpointing repeats within the backward pass from the nodes of that pass.
 ///
 /// The name of another library is a scope where this library gathers the stacks. Where PyTorch gathers
 /// them, they have the function of this library that the other one called.
@@ -147,7 +149,7 @@ const RULES: &[(Category, RuleMark)] = &[
 
 impl Category {
     /// Every category, in the order in which tables show them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Parameters,
         LoadedFile,
         Gradients,
@@ -155,6 +157,7 @@ impl Category {
         OptimizerStep,
         ActivationsKept,
         Activations,
+        Recomputed,
         AutocastCopies,
         BackwardPass,
         Temporary,
@@ -176,10 +179,18 @@ impl Category {
     }
 
     /// Returns the category of a stack. `rules` has the result of [`rule_of`](Self::rule_of) for each
-    /// frame.
-    pub(super) fn of_rules(rules: impl Iterator<Item = Option<u8>>) -> Self {
-        let first = rules.flatten().min();
-        first.map_or(Self::Unknown, |place| RULES[usize::from(place)].0)
+    /// frame, innermost first.
+    pub(super) fn of_rules(rules: impl Iterator<Item = Option<u8>> + Clone) -> Self {
+        let of = |place: u8| RULES[usize::from(place)].0;
+        let first = rules.clone().flatten().min().map_or(Self::Unknown, of);
+        // A repeated forward pass may contain the whole backward pass of a part: then the node is further in.
+        let is_pass = |category: &Self| matches!(category, Activations | BackwardPass);
+        match first {
+            BackwardPass if rules.flatten().map(of).find(is_pass) == Some(Activations) => {
+                Recomputed
+            }
+            first => first,
+        }
     }
 
     /// Returns the category of a block, from that of its request and from its life.
@@ -204,6 +215,7 @@ impl Category {
             OptimizerStep => "optimizer step",
             Activations => "activations",
             ActivationsKept => "activations kept for the backward pass",
+            Recomputed => "activations recomputed in the backward pass",
             Temporary => "temporary",
             AutocastCopies => "copies of autocast",
             BackwardPass => "backward pass",
@@ -325,6 +337,17 @@ mod tests {
             assert_eq!(rule.map(usize::from), Some(at), "{file} {function}");
             assert_eq!(Category::of_rules([None, rule].into_iter()), RULES[at].0);
         }
+    }
+
+    #[test]
+    fn a_forward_pass_within_the_backward_pass_is_recomputed() {
+        let rule = |(file, function)| Category::rule_of(&Frame { file, line: 1, function });
+        let module = rule(("/v/torch/nn/modules/module.py", "_call_impl"));
+        let node = rule(("??", "torch::autograd::generated::MulBackward0::apply(int)"));
+        let engine = rule(("??", "torch::autograd::Engine::thread_main(int)"));
+        assert_eq!(Category::of_rules([None, module, node, engine].into_iter()), Recomputed);
+        assert_eq!(Category::of_rules([node, module, engine].into_iter()), BackwardPass);
+        assert_eq!(Category::of_rules([module, None].into_iter()), Activations);
     }
 
     #[test]
