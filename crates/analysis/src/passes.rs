@@ -5,8 +5,9 @@
 //! none, the place of the free among the requests decides, and a free between a pass and the next request
 //! shows nothing.
 
+use super::callers::Callers;
 use super::categories::{Category, is_of_engine};
-use super::lives::{Block, NEVER};
+use super::lives::{Block, Lives, NEVER};
 use stratalloc::history::Action;
 use stratalloc_recording::{StackId, Stacks, Trace, TraceEvent};
 
@@ -144,6 +145,27 @@ impl<'a> Passes<'a> {
     }
 }
 
+/// At least so many activations must be live to be taken for a graph.
+const GRAPH_BLOCKS_LEAST: usize = 16;
+
+/// Returns true if most of the activations that were requested since the oldest one that lives at a moment
+/// are live: then something keeps each of them, as the graph for a backward pass does. Without a graph each
+/// lives until the next operators have used it.
+pub(crate) fn are_kept(lives: &Lives, callers: &Callers<'_>, moment: u32) -> bool {
+    let is_activation = |block: &&Block| {
+        let caller = block.stack.map(|stack| callers.of_stack(stack));
+        caller.is_some_and(|caller| callers.category(caller) == Category::Activations)
+    };
+    let sum = |all: u64, block: &Block| all.saturating_add(block.requested_bytes);
+    let live: Vec<&Block> = lives.live_at(moment).filter(is_activation).collect();
+    let Some(oldest) = live.iter().map(|block| block.born).min() else { return false };
+    let first = lives.blocks.partition_point(|block| block.born < oldest);
+    let since = lives.blocks[first..].iter().take_while(|block| block.born <= moment);
+    let since_bytes = since.filter(is_activation).fold(0, sum);
+    let live_bytes = live.iter().copied().fold(0, sum);
+    live.len() >= GRAPH_BLOCKS_LEAST && live_bytes >= since_bytes / 2
+}
+
 /// Returns the work of each stack.
 fn works(stacks: &Stacks) -> Vec<Work> {
     let frames = || (0..stacks.frame_count()).map(|number| stacks.frame(number));
@@ -165,7 +187,7 @@ fn works(stacks: &Stacks) -> Vec<Work> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lives::Lives;
+    use crate::callers::Compared;
     use stratalloc::config::Config;
     use stratalloc_recording::{Limits, reader};
 
@@ -177,6 +199,15 @@ mod tests {
     /// Returns the fates of blocks. Each event is `+` or `-`, the block's number, and a frame, if the event
     /// has a stack.
     fn fates(events: &[(&str, u64, &str)]) -> Vec<Fate> {
+        let trace = recorded(events);
+        let lives = Lives::of(&trace, Config::default().settings(), 1 << 30, 1);
+        let passes = Passes::of(&trace);
+        let mut blocks = lives.blocks;
+        blocks.sort_by_key(|block| block.address);
+        blocks.iter().map(|block| passes.fate(block)).collect()
+    }
+
+    fn recorded(events: &[(&str, u64, &str)]) -> Trace {
         let event = |(sign, block, frame): &(&str, u64, &str)| {
             let action = if *sign == "+" { "alloc" } else { "free_requested" };
             let frames = frame.split_once(':').map_or_else(String::new, |(file, rest)| {
@@ -188,12 +219,25 @@ mod tests {
         };
         let events: Vec<String> = events.iter().map(event).collect();
         let json = format!(r#"{{"segments":[],"device_traces":[[{}]]}}"#, events.join(","));
-        let trace = reader::read_bytes("made", json.as_bytes(), &Limits::default(), None).unwrap();
-        let lives = Lives::of(&trace, Config::default().settings(), 1 << 30, 1);
-        let passes = Passes::of(&trace);
-        let mut blocks = lives.blocks;
-        blocks.sort_by_key(|block| block.address);
-        blocks.iter().map(|block| passes.fate(block)).collect()
+        reader::read_bytes("made", json.as_bytes(), &Limits::default(), None).unwrap()
+    }
+
+    #[test]
+    fn activations_of_a_graph_differ_from_those_of_an_inference() {
+        let is_graph = |events: &[(&str, u64, &str)]| {
+            let trace = recorded(events);
+            let lives = Lives::of(&trace, Config::default().settings(), 1 << 30, 1);
+            let callers = Callers::of(&trace.stacks, Compared::Code);
+            are_kept(&lives, &callers, lives.peak_live.moment)
+        };
+        let graph: Vec<_> = (1..40).map(|block| ("+", block, FORWARD)).collect();
+        assert!(is_graph(&graph));
+        assert!(!is_graph(&graph[..15]), "too few blocks");
+        let of = |block| [("+", block, FORWARD), ("-", block, FORWARD)];
+        let mut inference: Vec<_> = (1..40).flat_map(of).collect();
+        // Some outputs are kept.
+        inference.retain(|(sign, block, _)| *sign == "+" || block % 3 != 0);
+        assert!(!is_graph(&inference));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::categories::Category;
 use crate::causes::{Moment, Picture};
 use crate::holders::{CodeHolder, Holders};
 use crate::lives::{Block, Lives};
+use crate::passes::are_kept;
 
 /// The sentences. A sentence is empty if the recording has no data for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,7 +71,7 @@ impl Summary {
         let code = match is_small && before_bytes > all_bytes / 2 {
             true => "Start the recording before the model is built: then the code that holds the rest is recorded too."
                 .to_owned(),
-            false => code(lives, callers, &rows, holders),
+            false => code(lives, callers, &rows, main),
         };
         Self { memory, code }
     }
@@ -128,7 +129,8 @@ fn cached(lives: &Lives) -> String {
 }
 
 /// Returns the sentences about the program's code. The first row is the code that holds the most.
-fn code(lives: &Lives, callers: &Callers<'_>, rows: &[CodeHolder], holders: &Holders) -> String {
+fn code(lives: &Lives, callers: &Callers<'_>, rows: &[CodeHolder], main: &Picture) -> String {
+    let holders = &main.holders;
     let all_bytes = holders.requested_bytes;
     let Some((largest, caller)) = rows.first().and_then(|row| Some((row, row.caller?))) else {
         return String::new();
@@ -145,10 +147,7 @@ fn code(lives: &Lives, callers: &Callers<'_>, rows: &[CodeHolder], holders: &Hol
         near(rest),
         near(peak)
     );
-    let category = largest.category;
-    let mut of_all = holders.categories(callers).into_iter();
-    let together = of_all.find(|row| row.category == category.name());
-    let together = together.map_or(0, |row| row.requested_bytes);
+    let (category, together) = largest_category(callers, largest, holders);
     let attention = callers.function_with(caller, "attention");
     if let (Some(_), Some(attention)) = (callers.function_with(caller, "softmax"), attention) {
         let is_in_it = |caller| callers.function_with(caller, attention) == Some(attention);
@@ -167,6 +166,8 @@ fn code(lives: &Lives, callers: &Callers<'_>, rows: &[CodeHolder], holders: &Hol
         Category::KvCache => "blocks of the KV cache",
         Category::Workspace => "workspaces",
         Category::Temporary => "temporary blocks",
+        Category::OptimizerState => "blocks of optimizer state",
+        Category::BackwardPass => "blocks of the backward pass",
         _ => category.name(),
     };
     text += &format!(
@@ -174,10 +175,23 @@ fn code(lives: &Lives, callers: &Callers<'_>, rows: &[CodeHolder], holders: &Hol
         near(together),
         percent(together, all_bytes)
     );
+    let mut rows = rows.iter().filter(|row| row.category == category);
+    if category != largest.category
+        && let Some(first) = rows.find_map(|row| row.caller)
+    {
+        text += &format!(", the largest part by {}", callers.labels(&[first]).concat());
+    }
     let hint = match category {
         Category::ActivationsKept => STORED,
         Category::Activations if callers.has_backward_pass() => STORED,
+        Category::Activations if are_kept(lives, callers, main.at) => {
+            ". No backward pass is recorded: if none follows, torch.no_grad() or torch.inference_mode() frees each \
+             as soon as the next operators have used it. Else a smaller batch makes them smaller"
+        }
         Category::Activations => ": a smaller batch makes them smaller",
+        Category::Recomputed => {
+            ": torch.utils.checkpoint over smaller parts, such as one layer each, recomputes fewer at a time"
+        }
         Category::AutocastCopies => {
             ": parameters that are stored in the lower type need no copy, and a copy lives until autocast ends or the \
              backward pass has read it"
@@ -189,6 +203,32 @@ fn code(lives: &Lives, callers: &Callers<'_>, rows: &[CodeHolder], holders: &Hol
         _ => "",
     };
     text + hint + "."
+}
+
+/// Returns the category to describe, and its bytes: that of the largest caller, or one whose callers together
+/// hold more.
+fn largest_category(
+    callers: &Callers<'_>,
+    largest: &CodeHolder,
+    holders: &Holders,
+) -> (Category, u64) {
+    let all = holders.categories(callers);
+    let of = |category: &Category| {
+        let row = all.iter().find(|row| row.category == category.name());
+        row.map_or(0, |row| row.requested_bytes)
+    };
+    let first = largest.category;
+    let bytes = match first {
+        Category::Unknown => largest.holder.requested_bytes,
+        _ => of(&first),
+    };
+    let is_purpose = |category: &Category| {
+        use Category::{BackwardPass, OptimizerStep, Temporary, Unknown};
+        !matches!(category, BackwardPass | OptimizerStep | Temporary | Unknown)
+    };
+    let most = Category::ALL.into_iter().filter(is_purpose).map(|one| (one, of(&one)));
+    let most = most.max_by_key(|(_, bytes)| *bytes).filter(|(_, most)| *most > bytes);
+    most.unwrap_or((first, bytes))
 }
 
 /// The hint about activations that are stored for the backward pass.
