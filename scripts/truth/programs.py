@@ -171,6 +171,7 @@ def checkpointing(truth):
         loss = checkpoint(model, x, use_reentrant=False).square().mean()  # culprit
         loss.backward()
         truth.gradients(model)
+        truth.label("gradients", x.grad)
         optimizer.step()
         truth.label("optimizer state", optimizer)
         optimizer.zero_grad()
