@@ -13,6 +13,7 @@ mod rows;
 mod sheet;
 mod stacks;
 mod sweep;
+mod tables;
 #[cfg(test)]
 mod tests;
 
