@@ -59,9 +59,9 @@ const GROWTH_ENTRIES: usize = 16;
 const GROWTH_PART: u64 = 10;
 
 impl HostMemory {
-    /// Computes the figures from the final segments and the entries of the host. `stacks` are those of blocks,
-    /// by address. Without `has_room`, leaves out all that takes memory. `None` if there are neither segments
-    /// nor entries.
+    /// Computes the figures from the final segments and the entries of the host. `stacks` are those of
+    /// blocks, by address. Without `has_room`, leaves out all that takes memory. `None` if there are neither
+    /// segments nor entries.
     pub(super) fn of(
         segments: &[SegmentLayout],
         events: &[TraceEvent],
