@@ -238,6 +238,14 @@ memory.CUDAPluggableAllocator = nothing
 refused("takes no allocator", stratalloc.install)
 """)
 
+    def test_a_pytorch_for_rocm_is_refused_with_the_reason(self):
+        self.good("""
+torch.version = types.SimpleNamespace(hip="6.4.43482", cuda=None)
+refused("built for ROCm (HIP 6.4.43482)", stratalloc.install)
+torch.version.hip = None
+stratalloc.install()
+""")
+
     def test_a_bad_configuration_changes_nothing(self):
         self.good("""
 try: stratalloc.install(conf="max_split_size:1")

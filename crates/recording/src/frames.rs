@@ -71,6 +71,7 @@ const COMPILED: &[(Runtime, Mark)] = &[
     (Unwinder, Has("gather_with_cpp")),           // (T)
     (Allocator, Has("CachingAllocator")),
     (Allocator, InFile("CachingAllocator")),
+    (Allocator, Has("AllocatorMasqueradingAs")), // ROCm
     (Allocator, Begins("at::detail::empty_")),
     (Allocator, Has("at::detail::_empty_")),
     (Allocator, Begins("at::native::empty")),
@@ -264,6 +265,7 @@ mod tests {
         ("memory_snapshot.cpp", "torch::cuda::(anonymous namespace)::gather_with_cpp()"),
         ("", "c10::cuda::CUDACachingAllocator::Native::NativeCachingAllocator::allocate"),
         ("/pytorch/c10/cuda/CUDACachingAllocator.cpp", "malloc"),
+        ("", "c10::hip::HIPAllocatorMasqueradingAsCUDA::allocate(unsigned long)"),
         ("??", "at::detail::empty_cuda(c10::ArrayRef<long>, c10::TensorOptions const&)"),
         ("", "at::TensorBase at::detail::_empty_generic<long>(c10::ArrayRef<long>)"),
         ("??", "at::native::empty_strided_cuda"),
