@@ -66,7 +66,7 @@ enum RuleMark {
     /// A Python function of this name, in a file whose path contains the second text.
     Python(&'static str, &'static str),
     /// Any Python function in this file.
-    File(&'static str),
+    InFile(&'static str),
     /// A compiled function of this name, compared without namespaces, parameters and template arguments.
     Compiled(&'static str),
     /// The node of the backward pass with this name.
@@ -79,7 +79,7 @@ enum RuleMark {
     Scope(&'static str),
 }
 
-use RuleMark::{AnyNode, Compiled, File, Node, Python, Scope, Within};
+use RuleMark::{AnyNode, Compiled, InFile, Node, Python, Scope, Within};
 
 /// The listed functions. If a stack matches several rows, the first row counts. For example, a workspace
 /// that is requested in a forward pass is a workspace. [`Category::of_rules`] tells a forward pass that
@@ -106,8 +106,8 @@ const RULES: &[(Category, RuleMark)] = &[
     (Workspace, Within("at::native::(anonymous namespace)::Workspace::Workspace")),
     (Workspace, Within("at::native::Workspace::Workspace")),
     (Communication, Within("c10d::")),
-    (Communication, File("torch/distributed/distributed_c10d.py")),
-    (Communication, File("torch/distributed/_functional_collectives.py")),
+    (Communication, InFile("torch/distributed/distributed_c10d.py")),
+    (Communication, InFile("torch/distributed/_functional_collectives.py")),
     (Communication, Python("torch/nn/parallel/distributed.py", "_ddp_init_helper")),
     (Communication, Python("torch/distributed/fsdp/", "_alloc_padded_unsharded_flat_param")),
     (Communication, Python("torch/distributed/", "foreach_all_gather")),
@@ -116,17 +116,17 @@ const RULES: &[(Category, RuleMark)] = &[
     (AutocastCopies, Within("at::autocast::cached_cast")),
     (AutocastCopies, Python("torch/amp/autocast_mode.py", "_cast")),
     (AutocastCopies, Python("torch/cuda/amp/autocast_mode.py", "_cast")),
-    (KvCache, File("transformers/cache_utils.py")),
+    (KvCache, InFile("transformers/cache_utils.py")),
     (KvCache, Python("vllm/", "_allocate_kv_cache_tensors")),
     (KvCache, Python("vllm/", "_allocate_kv_cache")),
-    (KvCache, File("sglang/srt/mem_cache/memory_pool.py")),
+    (KvCache, InFile("sglang/srt/mem_cache/memory_pool.py")),
     (OptimizerState, Python("torch/optim/", "_init_group")),
     (OptimizerState, Python("bitsandbytes/optim/", "get_state_buffer")),
     (OptimizerState, Python("bitsandbytes/optim/", "init_state")),
     (Parameters, Python("torch/nn/modules/module.py", "_apply")),
     (Parameters, Python("torch/nn/modules/module.py", "convert")),
     (Parameters, Python("torch/nn/modules/", "__init__")),
-    (Parameters, File("torch/nn/parameter.py")),
+    (Parameters, InFile("torch/nn/parameter.py")),
     (Parameters, Python("torch/distributed/fsdp/", "flatten_tensors")),
     (Parameters, Python("torch/distributed/fsdp/", "shard")),
     (Parameters, Python("torch/distributed/", "_init_sharded_param")),
@@ -236,7 +236,7 @@ impl RuleMark {
     fn is_on(self, frame: &Frame<'_>) -> bool {
         match self {
             Python(file, function) => frame.function == function && frame.is_in(file),
-            File(file) => frame.is_in(file),
+            InFile(file) => frame.is_in(file),
             Compiled(name) => !frame.file.ends_with(".py") && frame.short_function() == name,
             Within(text) => frame.function.contains(text),
             Node(name) => frame.backward_node() == Some(name),

@@ -7,8 +7,8 @@
 //! the decisions of this library's engine with the recorded ones. `run` replays the requests on any
 //! allocator and measures the time. `stacks` stores the stacks of requests, and `start` reconstructs the
 //! layout before the first event. `frames` separates the program's frames from the runtime's: `paths` by
-//! their files, `entries` at the start of threads. `progress` is what long work uses of its caller: a clock, threads, and where it reports and is
-//! cancelled.
+//! their files, `entries` at the start of threads. `progress` is what long work uses of its caller: a clock,
+//! threads, and where it reports and is cancelled.
 //!
 //! The version of PyTorch that made a recording is derived from its contents ([`Trace::torch_version`]). In
 //! a replay, the configuration `compat:pytorch` means that version.

@@ -1,8 +1,8 @@
 //! Paths of source files, whatever system the recorded program ran on.
 //!
 //! [`with_slashes`] is the only code that knows separators other than `/`. It is applied to each path when a
-//! recording is read. All other code, in every package and on the page, splits paths at `/`, and whole folders
-//! are compared, not parts of their names.
+//! recording is read. All other code, in every package and on the page, splits paths at `/`, and whole
+//! folders are compared, not parts of their names.
 
 use std::borrow::Cow;
 
@@ -114,8 +114,8 @@ impl<'a> Frame<'a> {
             || is_standard(self.file)
     }
 
-    /// Returns the path of a file of an installed package, from the folder that contains the package on; `None`
-    /// for other files. An egg and an unpacked wheel are such folders too.
+    /// Returns the path of a file of an installed package, from the folder that contains the package on;
+    /// `None` for other files. An egg and an unpacked wheel are such folders too.
     #[must_use]
     pub fn installed_file(&self) -> Option<&'a str> {
         let is_installed = |folder: &str| {

@@ -1,13 +1,13 @@
 //! A setting that PyTorch ignored when the recording was made.
 //!
-//! Where PyTorch has no expandable segments, as under Windows and for ROCm before 2.12, it prints a warning and
-//! serves requests without them. The configuration string of a snapshot has the key all the same.
+//! Where PyTorch has no expandable segments, as under Windows and for ROCm before 2.12, it prints a warning
+//! and serves requests without them. The configuration string of a snapshot has the key all the same.
 
 use crate::trace::Trace;
 use stratalloc::history::Action;
 
-/// Removes `expandable_segments:True` from the configuration of a recording of PyTorch that has segments, none
-/// of them expandable. Replays then repeat the decisions that were made.
+/// Removes `expandable_segments:True` from the configuration of a recording of PyTorch that has segments,
+/// none of them expandable. Replays then repeat the decisions that were made.
 pub(super) fn remove_ignored(trace: &mut Trace) {
     let is_ignored = |part: &str| {
         let key_and_value = part.split_once(':');
