@@ -363,6 +363,7 @@ impl Recording {
         let Self { mut trace, no_history, limit, inferred_limit, unexplained, .. } =
             Self::timed(trace, config.clone(), memory, progress);
         trace.events.drain(..events.min(trace.events.len()));
+        trace.marks.clear();
         let mut rest = Self::with_history(no_history, trace, config, memory, true, progress);
         rest.layout_for_all = true;
         (rest.limit, rest.inferred_limit) = (limit, inferred_limit);

@@ -72,11 +72,12 @@ impl MissingEntries {
         }
         let event_bytes = size_of::<TraceEvent>();
         charge((size_of_val(&*additions) + (events + additions.len()) * event_bytes) as u64)?;
-        for annotation in &mut trace.annotations {
-            let before = annotation.events_before as usize;
-            let added = additions.partition_point(|(at, _)| *at < before);
+        let annotated = trace.annotations.iter_mut().map(|note| &mut note.events_before);
+        let marked = trace.marks.iter_mut().map(|mark| &mut mark.events_before);
+        for events_before in annotated.chain(marked) {
+            let added = additions.partition_point(|(at, _)| *at < *events_before as usize);
             let added = u32::try_from(added).unwrap_or(u32::MAX);
-            annotation.events_before = annotation.events_before.saturating_add(added);
+            *events_before = events_before.saturating_add(added);
         }
         let mut all = Vec::with_capacity(trace.events.len() + additions.len());
         let mut additions = additions.into_iter().peekable();

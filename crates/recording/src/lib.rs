@@ -48,7 +48,7 @@ pub use start::free_block;
 pub use start::{LiveBlock, Start};
 pub use totals::{CategoryTotal, Totals, TotalsSource};
 pub use trace::reserved_before_and_peak;
-pub use trace::{Annotation, BlockStack, MadeHere, Owner, Trace, TraceEvent, UnknownEntries};
+pub use trace::{Annotation, BlockStack, MadeHere, Mark, Owner, Trace, TraceEvent, UnknownEntries};
 pub use verify::started;
 pub use verify::{Misfit, Until, Verification, verify, verify_until};
 pub use workload::{Op, Workload};

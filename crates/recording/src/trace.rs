@@ -53,6 +53,8 @@ pub struct Trace {
     pub torch: Option<TorchVersion>,
     /// Texts that the program attached to blocks, in order.
     pub annotations: Vec<Annotation>,
+    /// Moments that the program or a profiler marked, in order.
+    pub marks: Vec<Mark>,
     /// Pinned host memory, if the recording contains it.
     pub host: Option<HostMemory>,
     /// The owners of the used memory of the device at the end, if the recording contains them.
@@ -92,6 +94,16 @@ pub struct Annotation {
     pub address: u64,
     /// The recorded size, in bytes.
     pub size_bytes: u64,
+    /// The text, cut to 80 characters.
+    pub text: String,
+}
+
+/// A moment at which the program set another text for its requests
+/// (`torch.cuda.memory._set_memory_metadata`), or at which a range of a profiler began (`record_function`, with `global_record_annotations=True`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The number of events before it.
+    pub events_before: u32,
     /// The text, cut to 80 characters.
     pub text: String,
 }

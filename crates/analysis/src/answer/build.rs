@@ -143,7 +143,7 @@ fn facts(
     let figures = moments.pictures.iter().map(|picture| lists.moment(picture, &moments.streams));
     let figures: Vec<MomentFigures> = figures.collect();
     let rows = question.holders.min(GROWTH_ROWS);
-    let growth = StepGrowth::of(recording, &timeline.lives, &lists.callers, rows);
+    let growth = StepGrowth::of(recording, timeline, &lists.callers, rows);
     let mut all = Answer {
         version: VERSION,
         trace: name.to_owned(),

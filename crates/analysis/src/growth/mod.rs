@@ -6,6 +6,7 @@
 //! fills once stops growing, and gradients that are accumulated are freed again; neither is growth. A sum of
 //! rows counts as growth only if all live bytes grow too.
 
+mod marks;
 mod rows;
 mod series;
 mod steps;
@@ -19,7 +20,9 @@ use serde::Serialize;
 
 use crate::callers::Callers;
 use crate::lives::Lives;
+use crate::moments::Timeline;
 use crate::recording::{Limit, Recording};
+use marks::marked;
 use rows::RowSeries;
 use series::{Course, kept};
 use steps::{STEPS_MIN, Steps};
@@ -27,8 +30,11 @@ use steps::{STEPS_MIN, Steps};
 /// The steps of the program, and the code whose live bytes grow from step to step.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct StepGrowth {
-    /// The number of complete steps.
+    /// The number of complete steps that were examined, at most 2,048: the last ones.
     pub steps: u64,
+    /// The text with which the program or a profiler marked the begin of each step, with `#` for its numbers;
+    /// `null` if the steps were found from repeated requests.
+    pub mark: Option<String>,
     /// The code of the request with which each step begins; `null` without stacks.
     pub begins_with: Option<String>,
     /// The average number of requests of a step.
@@ -40,7 +46,8 @@ pub struct StepGrowth {
     /// Whether live bytes grow steadily until the end, by a relevant amount: a tenth of the live bytes in
     /// 1,000 steps.
     pub is_growing: bool,
-    /// Whether the growth determines the need: it is a tenth of the live bytes, or a request failed after it.
+    /// Whether the growth determines the need: it is a tenth of the live bytes, and these are most of the reserved
+    /// ones; or a request failed after it.
     pub is_decisive: bool,
     /// The growth of a step, in requested bytes: the sum of the growing rows, or of all live bytes if no row
     /// grows alone.
@@ -103,6 +110,8 @@ pub enum GrowthCourse {
 const RELEVANT_STEPS: u64 = 1000;
 /// Rows that filled once are listed from this share of the live bytes on.
 const FILLED_SHARE: u64 = 100;
+/// The least number of steps for growth that no row shows.
+const ALONE_MIN: usize = 8;
 /// The number of points of the curve.
 const POINTS: usize = 64;
 
@@ -110,20 +119,27 @@ impl StepGrowth {
     /// Finds the steps and the growth in a timeline. At most `most_rows` rows are listed.
     pub(crate) fn of(
         recording: &Recording,
-        lives: &Lives,
+        timeline: &Timeline<'_>,
         callers: &Callers<'_>,
         most_rows: usize,
     ) -> Result<Self, &'static str> {
+        let lives = &timeline.lives;
         if recording.no_history.is_some() {
             return Err("the recording has no history");
+        }
+        let missing = recording.trace.missing;
+        if missing.frees + missing.allocations > 0 {
+            return Err("requests or frees were left out when it was made (skip_actions)");
         }
         let live_bytes = lives.live_bytes(|_| true);
         let failure = lives.failures.first().map(|failure| failure.moment);
         // If the program went on after a failure, the steps may have come later.
         let untils = failure.into_iter().chain([lives.events]);
         let mut found = untils.filter_map(|until| {
-            let steps = steps::find(lives, callers, until, &live_bytes)?;
-            Some((until, steps))
+            let all = &timeline.trace.marks;
+            let marked = |numbered| marked(lives, all, callers, until, &live_bytes, numbered);
+            let by_requests = || steps::find(lives, callers, until, &live_bytes);
+            Some((until, marked(true).or_else(by_requests).or_else(|| marked(false))?.last()))
         });
         let missing = "no sequence of requests repeats at even distances until its end";
         let (until, steps) = found.next().ok_or(missing)?;
@@ -149,6 +165,7 @@ impl StepGrowth {
         let at_end = |end: &u32| live_bytes.get(*end as usize).copied().unwrap_or(0);
         let live: Vec<u64> = steps.ends.iter().map(at_end).collect();
         let (live_kept, live_end) = (kept(&live), live.last().copied().unwrap_or(0));
+        let has_code = !recording.trace.stacks.is_empty();
         let (mut growing, mut filled) = (Vec::new(), Vec::new());
         for series in rows::series(lives, callers, &steps.ends) {
             match series.course() {
@@ -172,7 +189,10 @@ impl StepGrowth {
                 let rates = growing.iter().map(|(_, rate)| rate.each());
                 (rates.fold(0, u64::saturating_add), sum(0))
             }
-            Course::Grows(rate) if growing.is_empty() => (rate.each(), all_grown(0)),
+            // Without stacks, blocks of varied sizes have no row that grows.
+            Course::Grows(rate) if !has_code && growing.is_empty() && live.len() > ALONE_MIN => {
+                (rate.each(), all_grown(0))
+            }
             _ => (0, 0),
         };
         let in_long_run = bytes_per_step.saturating_mul(RELEVANT_STEPS);
@@ -182,7 +202,10 @@ impl StepGrowth {
         }
         let is_share = |part: u64| grown_bytes >= live_end / part;
         let begins_late = recording.start.is_some();
-        let is_decisive = is_growing && (is_share(10) || failed && (is_share(20) || begins_late));
+        // Where most of the reserved memory is free, something else determines the need.
+        let is_mostly_live = live_end >= recording.figures.peak_reserved_bytes / 2;
+        let is_large = is_share(10) && is_mostly_live;
+        let is_decisive = is_growing && (is_large || failed && (is_share(20) || begins_late));
         let limit = recording.limit.and_then(Limit::known).filter(|_| is_growing && !failed);
         let room_bytes = |limit: Limit| limit.bytes.saturating_sub(last_peak(steps, live_bytes));
         let steps_left = limit.map(|limit| room_bytes(limit) / bytes_per_step.max(1));
@@ -200,6 +223,7 @@ impl StepGrowth {
         let rows = grown.take(most_rows).chain(filled.take(most_rows)).collect();
         let mut all = Self {
             steps: steps.count() as u64,
+            mark: steps.mark.clone(),
             begins_with: callers.code_of(steps.begins_with),
             requests_per_step: steps.requests,
             first_event: steps.ends[0],

@@ -14,7 +14,7 @@ use crate::words::size_label;
 use stratalloc_recording::{FrameKind, StackId};
 
 /// The number of rows whose series are examined, those that have grown most.
-const SERIES_MAX: usize = 256;
+const SERIES_MAX: usize = 128;
 
 /// The code, or the size, that blocks have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

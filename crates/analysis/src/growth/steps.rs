@@ -20,10 +20,14 @@ use std::hash::Hash;
 
 use crate::callers::Callers;
 use crate::lives::{Block, Lives};
-use stratalloc_recording::StackId;
+use stratalloc_recording::{Frame, FrameKind, StackId};
 
 /// The least number of complete steps.
 pub(super) const STEPS_MIN: usize = 4;
+/// The most steps that are examined, the last ones.
+const STEPS_MAX: usize = 2048;
+/// The most stacks whose common frames are computed.
+const PATHS_MAX: usize = 1024;
 /// The number of loops that are compared.
 const LOOPS_MAX: usize = 6;
 /// A key is a beat if distances within a quarter of the median cover at least this share of its requests, in
@@ -37,6 +41,8 @@ const REPEATED_PERCENT: [u64; 2] = [50, 40];
 pub(super) struct Steps {
     /// The moments between steps: the begin of the first one, and the end of each.
     pub(super) ends: Vec<u32>,
+    /// The text of the mark with which each step begins, with `#` for its numbers.
+    pub(super) mark: Option<String>,
     /// The stack of the request with which each step begins.
     pub(super) begins_with: Option<StackId>,
     /// The frames of Python code that the requests of the loop have in common, outermost first.
@@ -46,6 +52,12 @@ pub(super) struct Steps {
 }
 
 impl Steps {
+    /// Returns the last of the steps, at most [`STEPS_MAX`].
+    pub(super) fn last(mut self) -> Self {
+        self.ends.drain(..self.ends.len().saturating_sub(STEPS_MAX + 1));
+        self
+    }
+
     /// Returns the number of complete steps.
     pub(super) fn count(&self) -> usize {
         self.ends.len().saturating_sub(1)
@@ -78,14 +90,15 @@ pub(super) fn find(
 ) -> Option<Steps> {
     let from = lives.blocks.partition_point(|block| lives.lived_before(block));
     let to = lives.blocks.partition_point(|block| block.born <= until);
-    let mut requests: Vec<&Block> = lives.blocks.get(from..to)?.iter().collect();
+    let all = lives.blocks.get(from..to)?;
     let caller = |block: &Block| block.stack.map(|stack| callers.of_stack(stack));
     let is_python: Vec<bool> = (0..callers.count()).map(|one| callers.is_python(one)).collect();
     let is_python = |block: &&Block| caller(block).is_some_and(|one| is_python[one as usize]);
-    let has_code = requests.iter().any(is_python);
-    if has_code {
-        requests.retain(is_python);
-    }
+    // Some recordings have stacks only of what lives at the end.
+    let have_stacks = all.iter().filter(|block| block.stack.is_some()).count() * 2 >= all.len();
+    let with_code: Vec<&Block> = all.iter().filter(is_python).collect();
+    let has_code = have_stacks && !with_code.is_empty();
+    let requests = if has_code { with_code } else { all.iter().collect() };
     if requests.len() < STEPS_MIN {
         return None;
     }
@@ -106,7 +119,7 @@ pub(super) fn find(
     let least = REPEATED_PERCENT[usize::from(!has_code)];
     loops.retain_mut(|one| {
         one.put_quietest_first(&live_before);
-        repeated_percent(&codes, &one.beats[0].at) >= least
+        !one.is_over_parameters(callers) && repeated_percent(&codes, &one.beats[0].at) >= least
     });
     let found = outermost(&loops, callers, has_code)?;
     let beat = &found.beats[0];
@@ -118,12 +131,12 @@ pub(super) fn find(
     let is_complete = until == lives.events && rest * 10 >= each * 9 && rest * 2 <= each * 3;
     let ends = quietest(&begins, is_complete.then_some(until), live_bytes);
     let (requests, path) = (requests_each(lives, &ends), found.path.clone().unwrap_or_default());
-    Some(Steps { ends, begins_with: beat.stack, path, requests })
+    Some(Steps { ends, mark: None, begins_with: beat.stack, path, requests })
 }
 
 /// Returns for each step the moment at which the fewest bytes are live; at both ends also the begin of the first
 /// step and the end of the last one, if that makes one more step. `begins` are moments at which steps begin.
-fn quietest(begins: &[u32], end: Option<u32>, live_bytes: &[u64]) -> Vec<u32> {
+pub(super) fn quietest(begins: &[u32], end: Option<u32>, live_bytes: &[u64]) -> Vec<u32> {
     let least = |pair: &[u32]| (pair[0]..pair[1]).min_by_key(|at| live_bytes.get(*at as usize));
     let bounds: Vec<u32> = begins.iter().copied().chain(end).collect();
     let mut ends: Vec<u32> = bounds.windows(2).filter_map(least).collect();
@@ -138,7 +151,7 @@ fn quietest(begins: &[u32], end: Option<u32>, live_bytes: &[u64]) -> Vec<u32> {
 }
 
 /// Returns the average number of requests of a step.
-fn requests_each(lives: &Lives, ends: &[u32]) -> u32 {
+pub(super) fn requests_each(lives: &Lives, ends: &[u32]) -> u32 {
     let place = |moment: u32| lives.blocks.partition_point(|block| block.born <= moment);
     let (Some(first), Some(last)) = (ends.first(), ends.last()) else { return 0 };
     let steps = ends.len().saturating_sub(1).max(1);
@@ -182,7 +195,7 @@ fn beats(requests: &[&Block], keys: &[u32]) -> Vec<Beat> {
 
 /// Returns the median distance of places, if most distances are near it and the places reach the end of all
 /// `count` requests.
-fn even_distance(at: &[u32], count: usize, distances: &mut Vec<u32>) -> Option<u32> {
+pub(super) fn even_distance(at: &[u32], count: usize, distances: &mut Vec<u32>) -> Option<u32> {
     if at.len() < STEPS_MIN {
         return None;
     }
@@ -190,6 +203,10 @@ fn even_distance(at: &[u32], count: usize, distances: &mut Vec<u32>) -> Option<u
     distances.extend(at.windows(2).map(|pair| pair[1] - pair[0]));
     let middle = distances.len() / 2;
     let median = *distances.select_nth_unstable(middle).1;
+    if median < 2 {
+        // A single request that recurs is no step.
+        return None;
+    }
     let near = median - median / 4..=median.saturating_add(median / 4);
     let even = distances.iter().filter(|distance| near.contains(distance));
     let even = even.map(|distance| u64::from(*distance)).sum::<u64>();
@@ -219,20 +236,39 @@ fn loops(mut beats: Vec<Beat>, callers: &Callers<'_>) -> Vec<Loop> {
     loops.truncate(LOOPS_MAX);
     loops.sort_by_key(|(distance, _)| Reverse(*distance));
     let with_path = |(_, one): (u32, Loop)| {
-        let path = |stack| callers.python_frames(stack).collect::<Vec<u32>>();
-        let paths = one.beats.iter().filter_map(|beat| beat.stack.map(path));
-        let paths = paths.filter(|path| !path.is_empty());
-        let path = paths.reduce(|mut all, other| {
-            let same = all.iter().zip(&other).take_while(|(one, other)| one == other).count();
-            all.truncate(same);
-            all
-        });
+        let path = common_path(one.beats.iter().filter_map(|beat| beat.stack), callers);
         Loop { path, ..one }
     };
     loops.into_iter().map(with_path).collect()
 }
 
+/// Returns the frames that all stacks with Python code have in common, outermost first.
+pub(super) fn common_path(
+    stacks: impl Iterator<Item = StackId>,
+    callers: &Callers<'_>,
+) -> Option<Vec<u32>> {
+    let paths =
+        stacks.take(PATHS_MAX).map(|stack| callers.python_frames(stack).collect::<Vec<u32>>());
+    paths.filter(|path| !path.is_empty()).reduce(|mut all, other| {
+        let same = all.iter().zip(&other).take_while(|(one, other)| one == other).count();
+        all.truncate(same);
+        all
+    })
+}
+
 impl Loop {
+    /// Returns true if all requests of the loop are made for parameters, by PyTorch's own code: in a step of an
+    /// optimizer, or as a model is moved.
+    fn is_over_parameters(&self, callers: &Callers<'_>) -> bool {
+        let is_of_it = |frame: u32| {
+            let Frame { file, function, .. } = callers.stacks().frame(frame);
+            let is_optimizer = file.contains("torch") && file.contains("optim");
+            callers.kind(frame) == FrameKind::Library && (is_optimizer || function == "_apply")
+        };
+        let is_for_it = |stack| callers.python_frames(stack).any(is_of_it);
+        self.beats.iter().all(|beat| beat.stack.is_some_and(is_for_it))
+    }
+
     /// Moves the beat to the front at which the fewest bytes are live on average, of those that occur nearly as
     /// often as the most frequent one.
     fn put_quietest_first(&mut self, live_before: &dyn Fn(u32) -> u64) {

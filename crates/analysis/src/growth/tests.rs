@@ -1,12 +1,10 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::{Compared, Memory, lives_of};
+use crate::{Compared, Memory};
 use stratalloc::size::MIB;
 use stratalloc_recording::{Limits, reader};
 
-/// The end of the only segment, from address 0 on.
-const SEGMENT_BYTES: u64 = 1 << 44;
 const NODE: &str = "??:0 torch::autograd::generated::MmBackward0::apply(std::vector<at::Tensor>&&)";
 const ADAM: &str = "/v/site-packages/torch/optim/adam.py:170 _init_group";
 
@@ -16,13 +14,19 @@ struct Program {
     live: BTreeMap<u64, u64>,
     next: u64,
     has_stacks: bool,
+    /// The text that the program sets for its requests.
+    metadata: String,
 }
 
 impl Program {
     fn new() -> Self {
-        let segment =
-            format!(r#"{{"action":"segment_alloc","addr":0,"size":{SEGMENT_BYTES},"stream":0}}"#);
-        Self { entries: vec![segment], live: BTreeMap::new(), next: 0, has_stacks: true }
+        Self {
+            entries: Vec::new(),
+            live: BTreeMap::new(),
+            next: 0,
+            has_stacks: true,
+            metadata: String::new(),
+        }
     }
 
     fn frames(&self, stack: &[&str]) -> String {
@@ -35,24 +39,29 @@ impl Program {
         stack.iter().map(frame).collect::<Vec<_>>().join(",")
     }
 
-    /// Allocates a block and returns its address.
+    fn entry(&mut self, action: &str, address: u64, bytes: u64) {
+        self.entries
+            .push(format!(r#"{{"action":"{action}","addr":{address},"size":{bytes},"stream":0}}"#));
+    }
+
+    /// Allocates a block, in a segment of its own, and returns its address.
     fn alloc(&mut self, mib: u64, stack: &[&str]) -> u64 {
         let (address, bytes) = (self.next, mib * MIB);
         self.next += bytes;
         self.live.insert(address, bytes);
+        self.entry("segment_alloc", address, bytes);
         let frames = self.frames(stack);
+        let metadata = &self.metadata;
         self.entries.push(format!(
-            r#"{{"action":"alloc","addr":{address},"size":{bytes},"stream":0,"frames":[{frames}]}}"#
+            r#"{{"action":"alloc","addr":{address},"size":{bytes},"stream":0,"user_metadata":"{metadata}","frames":[{frames}]}}"#
         ));
         address
     }
 
     fn free(&mut self, address: u64) {
         let bytes = self.live.remove(&address).expect("the block lives");
-        for action in ["free_requested", "free_completed"] {
-            self.entries.push(format!(
-                r#"{{"action":"{action}","addr":{address},"size":{bytes},"stream":0}}"#
-            ));
+        for action in ["free_requested", "free_completed", "segment_free"] {
+            self.entry(action, address, bytes);
         }
     }
 
@@ -65,31 +74,22 @@ impl Program {
 
     /// Returns the growth in the recording of the last `entries` entries.
     fn growth_of_last(&self, entries: usize) -> Result<StepGrowth, &'static str> {
-        let block = |(address, bytes, state): (u64, u64, &str)| {
+        let segment = |(address, bytes): (&u64, &u64)| {
             format!(
-                r#"{{"address":{address},"size":{bytes},"requested_size":{bytes},"state":"{state}"}}"#
+                r#"{{"address":{address},"total_size":{bytes},"stream":0,"segment_type":"large","blocks":[{{"address":{address},"size":{bytes},"requested_size":{bytes},"state":"active_allocated"}}]}}"#
             )
         };
-        let mut blocks = Vec::new();
-        let mut at = 0;
-        for (&address, &bytes) in &self.live {
-            if address > at {
-                blocks.push(block((at, address - at, "inactive")));
-            }
-            blocks.push(block((address, bytes, "active_allocated")));
-            at = address + bytes;
-        }
-        blocks.push(block((at, SEGMENT_BYTES - at, "inactive")));
+        let segments: Vec<String> = self.live.iter().map(segment).collect();
         let json = format!(
-            r#"{{"segments":[{{"address":0,"total_size":{SEGMENT_BYTES},"stream":0,"segment_type":"large","blocks":[{}]}}],"device_traces":[[{}]]}}"#,
-            blocks.join(","),
+            r#"{{"segments":[{}],"device_traces":[[{}]]}}"#,
+            segments.join(","),
             self.entries[self.entries.len() - entries..].join(",")
         );
         let trace = reader::read_bytes("made", json.as_bytes(), &Limits::default(), None);
         let recording = Recording::unverified(trace.expect("a recording"), None, Memory::default());
-        let lives = lives_of(&recording.trace, None, &recording.memory, 1);
+        let timeline = Timeline::recorded(&recording, 1).expect("no replay");
         let callers = Callers::of(&recording.trace.stacks, Compared::Code);
-        StepGrowth::of(&recording, &lives, &callers, 10)
+        StepGrowth::of(&recording, &timeline, &callers, 10)
     }
 
     fn growth(&self) -> Result<StepGrowth, &'static str> {
@@ -313,7 +313,7 @@ fn a_block_at_every_third_step_is_growth_of_a_third() {
     let found = trained(43, |_| 10, leak).found();
     assert!((42..=43).contains(&found.steps), "{found:?}");
     assert!((3 * MIB..5 * MIB).contains(&found.bytes_per_step), "{found:?}");
-    assert!(found.sentence.contains("train.py:54 main, 0.3 blocks a step"), "{}", found.sentence);
+    assert!(found.sentence.contains("train.py:54 main, 1 block in 3 steps"), "{}", found.sentence);
 }
 
 #[test]
@@ -419,6 +419,34 @@ fn layers_within_another_line_of_a_loop_are_no_steps() {
 }
 
 #[test]
+fn marks_of_the_program_are_its_steps_even_if_their_lengths_differ() {
+    let served = |has_marks: bool| {
+        let mut program = Program::new();
+        program.build();
+        let lengths = [3, 40, 11, 90, 7, 25, 60, 2, 33, 18];
+        for request in 0..20_usize {
+            if has_marks {
+                program.metadata = format!("request {request}");
+            }
+            for _ in 0..lengths[request % 10] {
+                let temporary = program.alloc(1, &["serve.py:20 decode", "serve.py:9 main"]);
+                program.free(temporary);
+            }
+            program.alloc(6, &["serve.py:11 main"]);
+        }
+        program
+    };
+    let found = served(true).found();
+    assert!((18..=20).contains(&found.steps), "{found:?}");
+    assert_eq!((found.mark.as_deref(), found.bytes_per_step), (Some("request #"), 6 * MIB));
+    let sentence = found.found_sentence();
+    assert!(
+        sentence.starts_with("Found from marks: ") && sentence.ends_with("\"request #\"."),
+        "{sentence}"
+    );
+}
+
+#[test]
 fn without_stacks_sizes_take_the_place_of_code() {
     let mut program = Program::new();
     program.has_stacks = false;
@@ -434,6 +462,18 @@ fn without_stacks_sizes_take_the_place_of_code() {
         (12 * MIB, true, None)
     );
     assert_eq!(found.rows[0].asked_for_by, "blocks of 12,582,912 bytes on stream 0x0");
+}
+
+#[test]
+fn the_first_step_of_an_optimizer_is_no_loop_of_the_program() {
+    let mut program = Program::new();
+    program.build();
+    for at in 0..48 {
+        let temporary = program.alloc(1 + at % 3, &[ADAM, "train.py:53 main"]);
+        program.alloc(8, &["/v/site-packages/torch/optim/adam.py:790 adam", "train.py:53 main"]);
+        program.free(temporary);
+    }
+    assert!(program.growth().is_err(), "{:?}", program.growth());
 }
 
 #[test]

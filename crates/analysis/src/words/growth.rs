@@ -3,6 +3,7 @@
 use super::{counted_as, grouped, near};
 use crate::growth::{GrowthCourse, GrowthRow, StepGrowth};
 use stratalloc::ids::StreamId;
+use stratalloc::size::MIB;
 
 /// The number of rows that the sentence names.
 const NAMED: usize = 3;
@@ -16,8 +17,8 @@ impl StepGrowth {
         }
         let until = if failed { " before a request failed" } else { "" };
         let mut text = format!(
-            "Live memory grows by {} MiB a step, {} MiB over {steps}{until}",
-            near(self.bytes_per_step),
+            "Live memory grows by {} a step, {} MiB over {steps}{until}",
+            small(self.bytes_per_step),
             near(self.grown_bytes)
         );
         let growing: Vec<&GrowthRow> = self.growing().collect();
@@ -34,10 +35,7 @@ impl StepGrowth {
         } else {
             let rows: Vec<_> = named().map(|row| row.growth(growing.len() > 1)).collect();
             text += &format!(": {}", rows.join("; "));
-            text += &match growing.len().saturating_sub(NAMED) {
-                0 => ".".to_owned(),
-                rest => format!("; and {} more.", grouped(rest as u64)),
-            };
+            text += if growing.len() > NAMED { "; and others." } else { "." };
         }
         if let Some(left) = self.steps_left {
             text += &format!(
@@ -56,10 +54,14 @@ impl StepGrowth {
     /// Returns a sentence about the steps.
     #[must_use]
     pub fn found_sentence(&self) -> String {
-        let begin = self.begins_with.as_ref();
-        let begin = begin.map_or_else(String::new, |code| format!(", each beginning in {code}"));
+        let begin = match (&self.mark, &self.begins_with) {
+            (Some(mark), _) => format!(", each beginning at the mark {mark:?}"),
+            (None, Some(code)) => format!(", each beginning in {code}"),
+            (None, None) => String::new(),
+        };
+        let found = if self.mark.is_some() { "marks" } else { "repeated requests" };
         format!(
-            "Found from repeated requests: {} of about {}{begin}.",
+            "Found from {found}: {} of about {}{begin}.",
             counted_as(self.steps, "step", "steps"),
             counted_as(self.requests_per_step.into(), "request", "requests")
         )
@@ -70,28 +72,42 @@ impl GrowthRow {
     fn growth(&self, with_bytes: bool) -> String {
         let how = match (self.course, with_bytes) {
             (GrowthCourse::LargerBlocks, _) => "which replaces a block by a larger one".to_owned(),
-            (_, true) => format!("{} MiB", near(self.bytes_per_step)),
-            (_, false) => format!("{} a step", self.blocks_text()),
+            (_, true) => small(self.bytes_per_step),
+            (_, false) => self.blocks_text(),
         };
         format!("{}, {how}", self.asked_for_by)
     }
 
-    /// Formats the blocks of a step: "1 block", "0.3 blocks".
+    /// Formats the blocks of a step: "1 block a step", "1.8 blocks a step", "1 block in 3 steps".
     fn blocks_text(&self) -> String {
         let tenths = (self.blocks_per_step * 10.0).round() / 10.0;
-        if tenths == 1.0 { "1 block".to_owned() } else { format!("{tenths} blocks") }
+        if tenths == 1.0 {
+            "1 block a step".to_owned()
+        } else if tenths > 1.0 {
+            format!("{tenths} blocks a step")
+        } else {
+            format!("1 block in {:.0} steps", 1.0 / self.blocks_per_step)
+        }
     }
 
     /// Returns how the row grows, for a table.
     #[must_use]
     pub fn course_text(&self) -> String {
         match self.course {
-            GrowthCourse::MoreBlocks => format!("{} a step", self.blocks_text()),
+            GrowthCourse::MoreBlocks => self.blocks_text(),
             GrowthCourse::LargerBlocks => "a larger block each step".to_owned(),
             GrowthCourse::FilledOnce => {
                 format!("no more since step {}", grouped(self.last_step))
             }
         }
+    }
+}
+
+/// Formats bytes in MiB, or as they are if they are few.
+fn small(bytes: u64) -> String {
+    match bytes < MIB / 10 {
+        true => format!("{} bytes", grouped(bytes)),
+        false => format!("{} MiB", near(bytes)),
     }
 }
 

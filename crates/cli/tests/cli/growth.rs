@@ -6,8 +6,8 @@ use super::{Folder, ok, report};
 /// Writes the recording of a program that keeps 12 MiB of each of 20 steps, and returns its path.
 fn leak(folder: &Folder, kept_mib: u64) -> String {
     let mut made = Made::default();
-    made.segment(0, 4096 * MIB);
-    let mut next = 1024 * MIB;
+    made.segment(0, 400 * MIB);
+    let mut next = 150 * MIB;
     for _ in 0..20 {
         for (line, address, mib) in [(10, 0, 100), (11, 100 * MIB, 50)] {
             made.alloc(address, mib * MIB);

@@ -74,7 +74,7 @@ impl Scalar {
         }
     }
 
-    fn text(&self) -> Option<&str> {
+    pub(super) fn text(&self) -> Option<&str> {
         match self {
             Self::Word(word) => Some(word.text()),
             Self::Text(text) => Some(text),
@@ -182,6 +182,11 @@ impl Entry for TraceEvent {
                 return Ok(None);
             }
         };
+        let is_call = metadata == Some(Scalar::Word(Word::EmptyCache));
+        if matches!(action, Action::Alloc | Action::OutOfMemory) {
+            let text = metadata.as_ref().filter(|_| !is_call).and_then(Scalar::text);
+            from.beside.see(text.unwrap_or_default(), &mut from.budget)?;
+        }
         from.beside.events = from.beside.events.saturating_add(1);
         let size_bytes = needed(size, "the key size")?;
         let address = if action == Action::OutOfMemory {
@@ -198,7 +203,7 @@ impl Entry for TraceEvent {
             stream: needed(stream, "the key stream")?,
             pool: pool.unwrap_or_default(),
             names_pool: pool.is_some(),
-            empty_cache: metadata == Some(Scalar::Word(Word::EmptyCache)),
+            empty_cache: is_call,
             stack,
             time_us: time_us.unwrap_or(0),
         }))

@@ -18,7 +18,7 @@ use super::recognise::Format;
 use super::stack_reader::StackReader;
 use super::words::Word;
 use crate::devices::{EndBytes, Survey};
-use crate::{DeviceFigures, MadeHere, StackId, Trace};
+use crate::{DeviceFigures, MadeHere, Mark, StackId, Trace};
 use stratalloc::config::TorchVersion;
 
 /// Builds a snapshot from the values of a file. `format` is the syntax of the file.
@@ -92,6 +92,7 @@ impl<'h> Interpreter<'h> {
         parts.segments = needed(segments, "the key segments, which a memory snapshot has")?;
         self.at(record, Word::AllocatorSettings, |me, settings| me.settings(settings, &mut parts))?;
         self.at(record, Word::DeviceTraces, |me, devices| me.devices(devices, &mut parts))?;
+        self.at(record, Word::ExternalAnnotations, |me, ranges| me.ranges(ranges, &mut parts))?;
         parts.account = self.at(record, Word::Account, Self::account)?.unwrap_or_default();
         let host_segments = self.at(record, Word::HostSegments, Self::entries)?;
         parts.host_segments = host_segments.unwrap_or_default();
@@ -134,6 +135,35 @@ impl<'h> Interpreter<'h> {
             }
             _ => Err(self.mismatch("a configuration string or None", conf)),
         }
+    }
+
+    /// Adds a mark for the begin of each range that a profiler recorded. Ranges that cannot be read are left out,
+    /// and all of them if the events have no times.
+    fn ranges(&mut self, ranges: Value, parts: &mut Parts) -> Result<(), Stop> {
+        let Some(ranges) = self.heap.items(ranges) else { return Ok(()) };
+        let Parts { trace, device, .. } = parts;
+        if !trace.events.is_sorted_by_key(|event| event.time_us) {
+            return Ok(());
+        }
+        for range in ranges {
+            let Some(record) = self.heap.record_of(range) else { continue };
+            let field = |key: Word| record[key as usize].map(|value| self.scalar(value));
+            let number = |key: Word| field(key).and_then(|value| value.number().ok());
+            let is_other = number(Word::Device).is_some_and(|of| device.map(u64::from) != Some(of));
+            let is_end = field(Word::Stage).is_some_and(|stage| stage.text() == Some("END"));
+            let (name, time_us) = (field(Word::Name), number(Word::TimeUs));
+            let name = name.as_ref().and_then(Scalar::text);
+            let (Some(name), Some(time_us), false) = (name, time_us, is_other || is_end) else {
+                continue;
+            };
+            self.budget.charge(name.len() as u64)?;
+            self.budget.reserve(&mut trace.marks, 1)?;
+            let before = trace.events.partition_point(|event| event.time_us < time_us);
+            let events_before = u32::try_from(before).unwrap_or(u32::MAX);
+            trace.marks.push(Mark { events_before, text: name.to_owned() });
+        }
+        trace.marks.sort_by_key(|mark| mark.events_before);
+        Ok(())
     }
 
     /// Returns the rows of the accounts of all devices, which are a JSON text.
@@ -202,10 +232,11 @@ impl<'h> Interpreter<'h> {
         if !events.is_empty() {
             parts.trace.events = events;
             parts.device = Some(*number);
-            let Beside { unknown, annotations, .. } = std::mem::take(&mut self.beside);
+            let Beside { unknown, annotations, marks, .. } = std::mem::take(&mut self.beside);
             parts.trace.unknown = unknown;
             parts.trace.entries = *len as u64;
             parts.trace.annotations = annotations;
+            parts.trace.marks = marks;
         }
         Ok(())
     }

@@ -12,7 +12,9 @@ use super::budget::{Budget, OverBudget};
 use super::fields::ListedSegment;
 use super::ignored::remove_ignored;
 use crate::host::HOLDER_BYTES;
-use crate::{Annotation, HostMemory, MissingEntries, Owner, Trace, TraceEvent, UnknownEntries};
+use crate::{
+    Annotation, HostMemory, Mark, MissingEntries, Owner, Trace, TraceEvent, UnknownEntries,
+};
 use stratalloc::history::SegmentLayout;
 
 /// The parts of a snapshot that were read.
@@ -48,6 +50,27 @@ pub(super) struct Beside {
     pub(super) events: u32,
     pub(super) unknown: UnknownEntries,
     pub(super) annotations: Vec<Annotation>,
+    /// The moments at which the metadata of requests changed.
+    pub(super) marks: Vec<Mark>,
+    /// The metadata of the last request; empty if it had none.
+    metadata: String,
+}
+
+impl Beside {
+    /// Adds a mark before the current request if its metadata differs from that of the request before.
+    pub(super) fn see(&mut self, metadata: &str, budget: &mut Budget) -> Result<(), OverBudget> {
+        if metadata == self.metadata {
+            return Ok(());
+        }
+        metadata.clone_into(&mut self.metadata);
+        if !metadata.is_empty() {
+            budget.charge(metadata.len() as u64)?;
+            budget.reserve(&mut self.marks, 1)?;
+            let (events_before, text) = (self.events, metadata.to_owned());
+            self.marks.push(Mark { events_before, text });
+        }
+        Ok(())
+    }
 }
 
 impl Parts {

@@ -33,6 +33,8 @@ words! {
     DeviceTraces = "device_traces",
     HostSegments = "host_segments",
     HostTraces = "host_traces",
+    ExternalAnnotations = "external_annotations",
+    Stage = "stage",
     AllocatorSettings = "allocator_settings",
     Conf = "PYTORCH_CUDA_ALLOC_CONF",
     Stratalloc = "stratalloc",

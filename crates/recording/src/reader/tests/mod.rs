@@ -82,6 +82,42 @@ fn events_name_their_stacks_and_equal_stacks_are_one() {
 }
 
 #[test]
+fn changes_of_metadata_and_ranges_of_a_profiler_are_marks() {
+    let event = |(time, metadata): (i128, Node)| {
+        let named = [
+            ("action", text("alloc")),
+            ("stream", int(0)),
+            ("time_us", int(time)),
+            ("user_metadata", metadata),
+        ];
+        dict(named.into_iter().chain(at(512 * time, 512)))
+    };
+    let range = |time, name: &'static str, more: Vec<(&'static str, Node)>| {
+        let named = [("time_us", int(time)), ("name", text(name))];
+        dict(named.into_iter().chain(more))
+    };
+    let metadata =
+        [text("warm"), text("warm"), text(""), text("warm"), text("empty_cache"), Node::None];
+    let list_of_events = (1..).zip(metadata).map(event).collect::<Vec<_>>();
+    let ranges = [
+        range(3, "ProfilerStep#1", vec![("stage", text("START")), ("device", int(0))]),
+        range(4, "ProfilerStep#1", vec![("stage", text("END")), ("device", int(0))]),
+        range(5, "elsewhere", vec![("stage", text("START")), ("device", int(1))]),
+        range(99, "last", vec![]),
+        int(7),
+        dict([("name", text("no time"))]),
+    ];
+    let snapshot = dict([
+        ("segments", list([])),
+        ("device_traces", list([Node::List(list_of_events)])),
+        ("external_annotations", list(ranges)),
+    ]);
+    let trace = read_both(&snapshot).unwrap();
+    let marks: Vec<_> = trace.marks.iter().map(|m| (m.events_before, m.text.as_str())).collect();
+    assert_eq!(marks, [(0, "warm"), (2, "ProfilerStep#1"), (3, "warm"), (6, "last")]);
+}
+
+#[test]
 fn what_is_no_stack_is_passed_over() {
     let frame = |function| dict([("name", function), ("colno", Node::Float(0.5))]);
     let odd = [
