@@ -131,8 +131,10 @@ impl<'a> Frame<'a> {
     #[must_use]
     pub fn library_file(&self) -> &'a str {
         let of_torch = || {
-            let (before, _) = self.file.rsplit_once("/torch/")?;
-            Some(&self.file[before.len() + 1..])
+            // The profiler records paths relative to the folders of packages.
+            let is_relative = self.file.starts_with("torch/");
+            let after = || self.file.rsplit_once("/torch/").map(|(before, _)| before.len() + 1);
+            Some(&self.file[if is_relative { 0 } else { after()? }..])
         };
         self.installed_file().or_else(of_torch).unwrap_or_else(|| self.base_name())
     }

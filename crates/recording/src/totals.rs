@@ -49,6 +49,9 @@ pub struct Totals {
     /// The most bytes that were live without a recorded request, besides `unrecorded_bytes`: those of threads
     /// that the profiler does not record.
     pub other_threads_bytes: Option<u64>,
+    /// Whether the lines of Python code are those of the calls; if false, they are those of the definitions.
+    /// `null` if the file has no Python code.
+    pub has_call_lines: Option<bool>,
     /// Microseconds from the first entry to the last.
     pub duration_us: Option<u64>,
     /// The allocated bytes at their peak by category, the largest first.
@@ -81,6 +84,7 @@ impl Totals {
             failures: None,
             unrecorded_bytes: None,
             other_threads_bytes: None,
+            has_call_lines: None,
             duration_us: None,
             categories: Vec::new(),
         }

@@ -85,6 +85,10 @@ pub(super) fn not_in(totals: &Totals, has_stacks: bool) -> Vec<&'static str> {
         ],
     };
     let no_code = "the code that requests memory: torch.profiler.profile(profile_memory=True, with_stack=True) records it";
-    let no_code = (totals.source == TotalsSource::ProfilerTrace && !has_stacks).then_some(no_code);
-    all.iter().copied().chain(no_code).collect()
+    let no_lines = "the lines of its code: this version of the profiler records those of the def statements, which \
+             stand in their places";
+    let is_profile = totals.source == TotalsSource::ProfilerTrace;
+    let no_code = (is_profile && !has_stacks).then_some(no_code);
+    let no_lines = (has_stacks && totals.has_call_lines == Some(false)).then_some(no_lines);
+    all.iter().copied().chain(no_code).chain(no_lines).collect()
 }

@@ -48,6 +48,8 @@ pub(super) struct ProfileEvents {
     /// The number of events of a device's memory without an address.
     pub(super) without_address: u64,
     pub(super) calls: Vec<Call>,
+    /// Whether the lines of calls are recorded; `None` without calls of Python functions.
+    pub(super) has_call_lines: Option<bool>,
     pub(super) stacks: StackBuilder,
     /// The number of each track, which has the events of one thread, by the ids of process and thread.
     tracks: HashMap<(i128, i128), u32>,
@@ -61,6 +63,7 @@ impl ProfileEvents {
             memory: Vec::new(),
             without_address: 0,
             calls: Vec::new(),
+            has_call_lines: None,
             stacks: StackBuilder::default(),
             tracks: HashMap::new(),
         };
@@ -130,6 +133,9 @@ impl ProfileEvents {
             budget.charge(bytes).is_ok()
         });
         let Some(call) = call else { return Ok(()) };
+        if matches!(callee, Callee::Python(_)) {
+            self.has_call_lines = Some(self.has_call_lines == Some(true) || call.from.is_some());
+        }
         self.budget.reserve(&mut self.calls, 1)?;
         self.calls.push(Call { track, begin_us, end_us, ..call });
         Ok(())

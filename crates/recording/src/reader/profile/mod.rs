@@ -102,7 +102,7 @@ fn built(
 ) -> Result<Trace, OverBudget> {
     found.memory.retain(|event| event.device == device);
     found.find_stacks()?;
-    let ProfileEvents { mut budget, mut memory, stacks, .. } = found;
+    let ProfileEvents { mut budget, mut memory, stacks, has_call_lines, .. } = found;
     // Events of several threads are not in order. Events at one time stay in the order of the file.
     memory.sort_by(|one, other| one.time_us.total_cmp(&other.time_us));
     budget.charge((memory.len() as u64).saturating_mul(TABLE_BYTES_PER_EVENT))?;
@@ -113,6 +113,7 @@ fn built(
         log.add(event, &unseen);
     }
     let totals = totals(&memory, &unseen, log.most_others_bytes);
+    let totals = Totals { has_call_lines, ..totals };
     let lasting =
         (unseen.lasting_bytes > 0).then(|| one_block(unseen.address, unseen.lasting_bytes));
     Ok(Trace {

@@ -156,8 +156,21 @@ fn the_calls_that_enclose_a_request_are_its_stack() {
         .with("{\"ph\":\"X\",\"cat\":\"python_function\",\"name\":\"x.py(1): x\",\"pid\":1,\"tid\":8,\"ts\":0,\"dur\":90}")
         .read();
     assert_eq!(stack_of(&trace, &trace.events[0]), ["a/model.py:25 forward", "train.py:12 main"]);
+    assert_eq!(totals(&trace).has_call_lines, Some(true));
     // Without the line of a call, the line of the definition stands.
     assert_eq!(stack_of(&trace, &trace.events[1]), ["b.py:7 g", "train.py:10 main"]);
+}
+
+#[test]
+fn a_trace_without_lines_of_calls_is_marked() {
+    let trace = Profile::default()
+        .memory(5.0, 0x1000, 512, 512)
+        .call(0.0, 50.0, "train.py(10): main", "")
+        .read();
+    assert_eq!(stack_of(&trace, &trace.events[0]), ["train.py:10 main"]);
+    assert_eq!(totals(&trace).has_call_lines, Some(false));
+    let trace = Profile::default().memory(5.0, 0x1000, 512, 512).read();
+    assert_eq!(totals(&trace).has_call_lines, None);
 }
 
 #[test]
