@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::causes::{Failed, Moment, Picture};
-use super::holders::{Holder, Holders, SizeClass};
+use super::holders::{FoundBy, Holder, Holders, SizeClass};
 use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use stratalloc::ids::StreamId;
 use stratalloc_recording::{StackId, Trace};
@@ -84,7 +84,9 @@ impl Holders {
                 *by_size.entry((block.requested_bytes, segment.stream)).or_default() += 1;
                 let (stack, requested_bytes) =
                     (trace.stack_at_end(block.address), block.requested_bytes);
-                let one = Holder { stack, requested_bytes, blocks: 1, ..Holder::default() };
+                let found_by = FoundBy { layout_bytes: requested_bytes, ..FoundBy::default() };
+                let one =
+                    Holder { stack, requested_bytes, blocks: 1, found_by, ..Holder::default() };
                 let known = by_stack.entry(stack);
                 known.and_modify(|holder| holder.add(&one)).or_insert(one);
             }

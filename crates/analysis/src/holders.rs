@@ -8,12 +8,42 @@ use serde::Serialize;
 
 use super::callers::Callers;
 use super::categories::Category;
-use super::lives::{Block, Lives};
+use super::lives::{Block, Lives, NEVER};
 use super::passes::{Fate, Passes};
 use super::recording::Recording;
 use super::words::part;
 use stratalloc::ids::StreamId;
 use stratalloc_recording::StackId;
+
+/// The bytes of live blocks by the data of the recording that shows these blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct FoundBy {
+    /// Of blocks whose requests were recorded.
+    pub request_bytes: u64,
+    /// Of blocks from before the recording that are still live in the final layout.
+    pub layout_bytes: u64,
+    /// Of blocks from before the recording whose free was recorded.
+    pub free_bytes: u64,
+}
+
+impl FoundBy {
+    fn of(block: &Block) -> Self {
+        let mut found = Self::default();
+        let bytes = match (block.born, block.freed) {
+            (0, NEVER) => &mut found.layout_bytes,
+            (0, _) => &mut found.free_bytes,
+            _ => &mut found.request_bytes,
+        };
+        *bytes = block.requested_bytes;
+        found
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.request_bytes = self.request_bytes.saturating_add(other.request_bytes);
+        self.layout_bytes = self.layout_bytes.saturating_add(other.layout_bytes);
+        self.free_bytes = self.free_bytes.saturating_add(other.free_bytes);
+    }
+}
 
 /// Live blocks of one recorded stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
@@ -34,6 +64,9 @@ pub struct Holder {
     pub newest_requests: Option<u32>,
     /// The age of the oldest block; `null` if any block is from before the recording.
     pub oldest_requests: Option<u32>,
+    /// The data that shows the blocks. Its fields add up to `requested_bytes`. The stack of blocks in
+    /// `layout_bytes` is that of the final layout.
+    pub found_by: FoundBy,
 }
 
 /// Blocks of one size on one stream.
@@ -164,6 +197,7 @@ impl Holders {
                 requested_bytes,
                 oldest_requests: age,
                 newest_requests: age,
+                found_by: FoundBy::of(block),
             };
             let known = by_stack.entry((stack, is_unknown));
             known.and_modify(|holder| holder.add(&one)).or_insert(one);
@@ -323,6 +357,7 @@ impl Holder {
             self.newest_requests.into_iter().chain(other.newest_requests).min(),
         ];
         (self.oldest_requests, self.newest_requests) = (oldest, newest);
+        self.found_by.add(&other.found_by);
     }
 
     /// The sort key: rows with a stack, then without, then from before the recording; larger rows first in

@@ -67,9 +67,9 @@ mod words;
 
 pub use advice::{Advice, AdviceOptions, Tried};
 pub use answer::{
-    Answer, CodeFigures, Field, FrameFigures, HeapFigures, HolderList, LimitFigures, MainCauses,
-    MomentCauses, MomentFigures, Question, Recorded, Setting, VERSION, answer, described, fields,
-    schema,
+    Answer, Basis, BasisKind, CodeFigures, Field, FrameFigures, HeapFigures, HolderList,
+    LimitFigures, MainCauses, MomentCauses, MomentFigures, Question, Recorded, Setting, VERSION,
+    answer, described, fields, schema,
 };
 pub use callers::{Callers, Compared};
 pub use categories::Category;
@@ -82,7 +82,7 @@ pub use figures::Figures;
 pub use forecast::{Forecast, ForecastError, Sample, Sizes, VALUE_MAX};
 pub use graph_pools::GraphPools;
 pub use growth::{GrowthCourse, GrowthRow, StepGrowth};
-pub use holders::{AgeClass, CategoryBytes, Holder, Holders, SizeClass};
+pub use holders::{AgeClass, CategoryBytes, FoundBy, Holder, Holders, SizeClass};
 pub use host::{HostCode, HostFigures};
 pub use moments::{Moments, Timeline, lives_of};
 pub use needs::{Cost, Need, SearchOptions};

@@ -101,7 +101,8 @@ pub(super) fn infer(
     let highest_bytes = refused.unwrap_or(most_bytes).min(most_bytes);
     let below_bytes = search.below(exact_bytes, highest_bytes, mib.end);
     let (retried, collections) = (retries_of(&verification, ooms), verification.collections);
-    let evidence = Evidence { ooms, retries: retried, collections };
+    let releases = verification.limit_releases.saturating_sub(retried);
+    let evidence = Evidence { ooms, retries: retried, releases, collections };
     let source = refusals.source(evidence, &retries, Some(below_bytes), collected);
     let limit = Limit { bytes, below_bytes: Some(below_bytes), source };
     Some(Inferred { limit, verification })

@@ -133,6 +133,12 @@ impl Moments {
         self.pictures.first()
     }
 
+    /// Returns the reserved bytes at their peak; 0 without a history.
+    pub(crate) fn peak_reserved_bytes(&self) -> u64 {
+        let peak = self.pictures.iter().find(|one| one.moment == Moment::PeakReserved);
+        peak.map_or(0, |peak| peak.causes.total_bytes())
+    }
+
     /// Returns the peak of reserved bytes, if it is not at the most important moment.
     #[must_use]
     pub fn reserved(&self) -> Option<&Picture> {

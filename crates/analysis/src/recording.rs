@@ -113,6 +113,9 @@ pub struct Evidence {
     pub ooms: u64,
     /// The number of requests that allocated a segment only after they had released memory.
     pub retries: u64,
+    /// The number of other requests that released segments because of the limit, such as those with oversize
+    /// blocks.
+    pub releases: u64,
     /// The number of requests for which the garbage collector released segments.
     pub collections: u64,
 }
@@ -181,7 +184,7 @@ pub(super) const EITHER: &str = "either a memory fraction is set, or the driver 
 
 impl fmt::Display for Evidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ooms, retries, collections } = *self;
+        let Self { ooms, retries, releases, collections } = *self;
         let mut parts = Vec::new();
         if ooms > 0 {
             parts.push(counted_as(ooms, FAILED[0], FAILED[1]));
@@ -189,11 +192,14 @@ impl fmt::Display for Evidence {
         if retries > 0 {
             parts.push(counted_as(retries, "retry", "retries"));
         }
+        if releases > 0 {
+            parts.push(counted_as(releases, "release at the limit", "releases at the limit"));
+        }
         if collections > 0 {
             parts.push(counted_as(collections, "garbage collection", "garbage collections"));
         }
         match parts.split_last() {
-            None => f.write_str("the recorded releases"),
+            None => f.write_str("the recorded decisions"),
             Some((last, [])) => f.write_str(last),
             Some((last, others)) => write!(f, "{} and {last}", others.join(", ")),
         }

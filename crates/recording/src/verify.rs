@@ -40,7 +40,7 @@ use stratalloc_sim::{EventMode, Recorded, RecordedAddresses, Sim, SimOptions};
 
 mod inference;
 
-use inference::private_pool;
+use inference::{misfit, private_pool};
 
 /// The result of comparing the replay's decisions with the recorded ones.
 #[derive(Clone, Debug, Default)]
@@ -62,6 +62,8 @@ pub struct Verification {
     pub layout: Vec<SegmentLayout>,
     /// The number of requests for which the garbage collector released segments.
     pub collections: u64,
+    /// The number of requests that released segments because of the limit, and then got memory.
+    pub limit_releases: u64,
     /// Whether the limit on reserved bytes is too low or too high, if the first difference shows that.
     pub limit: Option<Misfit>,
 }
@@ -569,31 +571,4 @@ fn without_old_requests(segment: &SegmentLayout) -> SegmentLayout {
         block.requested_bytes = 0;
     }
     plain
-}
-
-/// Returns the direction in which the limit is wrong, judged by the first differing segment event. `failed`
-/// is true if the request failed in the replay.
-fn misfit(seen: &[Event], recorded: &[TraceEvent], failed: bool) -> Option<Misfit> {
-    let releases = |action: Action| matches!(action, Action::SegmentFree | Action::SegmentUnmap);
-    let key = |at: usize| {
-        let seen = seen.get(at).map(|e| (e.action, e.address, e.size_bytes));
-        (seen, recorded.get(at).map(|e| (e.action, e.address, e.size_bytes)))
-    };
-    let first = (0..seen.len().max(recorded.len())).map(key).find(|(a, b)| a != b)?;
-    let (ours, theirs) = (first.0.map(|e| releases(e.0)), first.1.map(|e| releases(e.0)));
-    match (ours, theirs) {
-        (Some(true), Some(false) | None) => Some(Misfit::TooLow),
-        (Some(false) | None, Some(true)) | (Some(false), None) => Some(Misfit::TooHigh),
-        // The recorded allocator allocated a segment and the replay did not. Either the limit refused
-        // the segment, or the replay still held memory that the recorded allocator had released.
-        (None, Some(false)) => Some(if failed { Misfit::TooLow } else { Misfit::TooHigh }),
-        // Both released, but different segments: one allocator collected, the other released everything
-        // because it reached the limit. The one that releases less collected, because its limit is lower.
-        (Some(true), Some(true)) => {
-            let ours = seen.iter().filter(|e| releases(e.action)).count();
-            let theirs = recorded.iter().filter(|e| releases(e.action)).count();
-            Some(if ours < theirs { Misfit::TooLow } else { Misfit::TooHigh })
-        }
-        _ => None,
-    }
 }

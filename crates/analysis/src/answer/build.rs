@@ -1,8 +1,8 @@
 //! Makes the answer about a recording from its moments, its limit and the search for settings.
 
 use super::{
-    Answer, CategorySource, CodeFigures, FrameFigures, HeapFigures, HolderList, LimitFigures,
-    MainCauses, MomentCauses, MomentFigures, Question, Recorded, Setting, VERSION,
+    Answer, Basis, CategorySource, CodeFigures, FrameFigures, HeapFigures, HolderList,
+    LimitFigures, MainCauses, MomentCauses, MomentFigures, Question, Recorded, Setting, VERSION,
 };
 use crate::advice::{Advice, Tried};
 use crate::callers::{Callers, Compared, Files};
@@ -74,6 +74,7 @@ pub fn answer(
     all.asked = asked.iter().map(setting).collect();
     all.within = within.iter().map(|tried| tried.as_ref().map(setting)).collect();
     (all.passed_over, all.is_cut_short) = (advice.passed_over, advice.is_cut_short);
+    all.evidence = Basis::of(&all, recording);
     Ok(all)
 }
 
@@ -155,6 +156,8 @@ fn facts(
         verdict,
         memory: summary.memory,
         code: summary.code,
+        peak_without_bytes: summary.peak_without_bytes,
+        evidence: Vec::new(),
         choice: None,
         torch: torch_text(torch),
         platform: is_rocm.then_some("ROCm"),
@@ -205,6 +208,7 @@ fn facts(
         growth: growth.ok(),
     };
     (all.headline, all.sentence) = all.result();
+    all.evidence = Basis::of(&all, recording);
     Ok(all)
 }
 
@@ -230,7 +234,7 @@ fn summary(recording: &Recording, lives: &Lives, moments: &Moments) -> Summary {
     let callers = Callers::of(&recording.trace.stacks, Compared::Code);
     match recording.no_history {
         Some(_) => Summary::of_dump(&callers, main),
-        None => Summary::of(lives, &callers, main),
+        None => Summary::of(lives, &callers, main, moments.peak_reserved_bytes()),
     }
 }
 
@@ -247,6 +251,7 @@ impl LimitFigures {
         Self {
             limit_failures: evidence.map(|evidence| evidence.ooms),
             limit_retries: evidence.map(|evidence| evidence.retries),
+            limit_releases: evidence.map(|evidence| evidence.releases),
             limit_collections: evidence.map(|evidence| evidence.collections),
             limit_bytes: limit.map(|limit| limit.bytes),
             limit_below_bytes: limit.and_then(|limit| limit.below_bytes),

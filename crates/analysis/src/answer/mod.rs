@@ -5,6 +5,7 @@
 //! JSON is `docs/answer.schema.json`.
 
 mod build;
+mod evidence;
 mod schema;
 
 use schemars::JsonSchema;
@@ -27,6 +28,7 @@ use stratalloc::ids::{PoolId, StreamId};
 use stratalloc_recording::{DeviceFigures, NoHistory, StackId, Totals};
 
 pub use build::{answer, described};
+pub use evidence::{Basis, BasisKind};
 pub use schema::{Field, fields, schema};
 
 /// What is asked about a recording. The memory of its device is part of the [`Recording`](crate::Recording).
@@ -88,6 +90,12 @@ pub struct Answer {
     pub memory: String,
     /// Sentences about the code that determines the peak; empty if its stacks were not recorded.
     pub code: String,
+    /// The peak of live bytes without the blocks of the code that holds the most memory at the most important
+    /// moment; `null` if `code` is empty.
+    pub peak_without_bytes: Option<u64>,
+    /// What the statements of the fields `sentence`, `memory`, `code`, `causes`, `holders`, `failures` and
+    /// `limit_bytes` rest on.
+    pub evidence: Vec<Basis>,
     /// The setting that is worth its cost.
     pub choice: Option<Setting>,
     /// The version of PyTorch that the settings are for; `null` if it is not known.
@@ -172,6 +180,8 @@ pub struct LimitFigures {
     pub limit_failures: Option<u64>,
     /// The number of retries that it was derived from: requests that released the cache before they got memory.
     pub limit_retries: Option<u64>,
+    /// The number of other requests that it was derived from, because they released segments at the limit.
+    pub limit_releases: Option<u64>,
     /// The number of garbage collections that it was derived from.
     pub limit_collections: Option<u64>,
     /// The limit and its source as a sentence.
@@ -406,3 +416,6 @@ pub struct FrameFigures {
     /// The function.
     pub name: String,
 }
+
+#[cfg(test)]
+mod tests;

@@ -356,6 +356,7 @@ pub(crate) fn unknown(recording: &Recording, torch: ForTorch) -> Vec<String> {
          torch.cuda.memory._record_memory_history() before the program allocates",
         near(before_bytes)
     );
+    let earlier = "what was live and freed before its first event: peaks and needs are those of the events that it has";
     let segments = "when its segments were reserved and released, which skip_actions left out: its reserved bytes \
              and its limit are not known";
     let all = [
@@ -363,6 +364,7 @@ pub(crate) fn unknown(recording: &Recording, torch: ForTorch) -> Vec<String> {
         (recording.limit.and_then(Limit::known).is_none(), limit),
         (torch == ForTorch::Unknown, version),
         (before_bytes > 0, &start),
+        (recording.start.is_some(), earlier),
     ];
     let all = all.into_iter().filter(|(is_unknown, _)| *is_unknown && has_history);
     let has_stacks = !recording.trace.stacks.is_empty();

@@ -17,6 +17,8 @@ pub struct Summary {
     /// The part of the program's code that determines the peak, and by how many bytes the peak exceeds
     /// the one without that code.
     pub code: String,
+    /// The peak of live bytes without the blocks of the code that holds the most.
+    pub peak_without_bytes: Option<u64>,
 }
 
 impl Summary {
@@ -27,11 +29,16 @@ impl Summary {
         let held = largest_code(callers, holders, &rows);
         let held = held.unwrap_or_else(|| largest_size(holders));
         let memory = live_at("At the moment of the dump", holders) + &held;
-        Self { memory, code: String::new() }
+        Self { memory, ..Self::default() }
     }
 
-    /// Builds the sentences from the most important moment.
-    pub(crate) fn of(lives: &Lives, callers: &Callers<'_>, main: &Picture) -> Self {
+    /// Builds the sentences from the most important moment. `reserved_bytes` is the peak of reserved bytes.
+    pub(crate) fn of(
+        lives: &Lives,
+        callers: &Callers<'_>,
+        main: &Picture,
+        reserved_bytes: u64,
+    ) -> Self {
         let holders = &main.holders;
         let moment = match main.moment {
             Moment::FirstFailure => "At the first failed request",
@@ -53,9 +60,9 @@ impl Summary {
                 "{begin}{}{} {of}: torch.cuda.memory._record_memory_history() records the code that requests \
                  memory.",
                 largest_size(holders),
-                cached(lives)
+                cached(lives, reserved_bytes)
             );
-            return Self { memory, code: String::new() };
+            return Self { memory, ..Self::default() };
         };
         let before_bytes = unknown_before_bytes(&rows);
         let held_bytes = rows.first().map_or(0, |row| row.holder.requested_bytes);
@@ -66,14 +73,20 @@ impl Summary {
                 " {bytes} lived before the recording began: their requests are not recorded."
             );
         }
-        memory += &cached(lives);
+        memory += &cached(lives, reserved_bytes);
         let is_small = held_bytes < all_bytes / 20;
-        let code = match is_small && before_bytes > all_bytes / 2 {
-            true => "Start the recording before the model is built: then the code that holds the rest is recorded too."
-                .to_owned(),
-            false => code(lives, callers, &rows, main),
-        };
-        Self { memory, code }
+        if is_small && before_bytes > all_bytes / 2 {
+            let code = "Start the recording before the model is built: then the code that holds the rest is recorded \
+                        too.";
+            return Self { memory, code: code.to_owned(), ..Self::default() };
+        }
+        let peak_without_bytes = rows.first().and_then(|row| row.caller);
+        let peak_without_bytes =
+            peak_without_bytes.map(|caller| peak_without(lives, callers, caller));
+        let code = peak_without_bytes
+            .map(|rest| code(lives, callers, &rows, main, rest))
+            .unwrap_or_default();
+        Self { memory, code, peak_without_bytes }
     }
 }
 
@@ -117,8 +130,8 @@ fn largest_size(holders: &Holders) -> String {
 }
 
 /// Returns a sentence about free memory in the cache, if there is much.
-fn cached(lives: &Lives) -> String {
-    let (reserved, live) = (lives.peak_reserved.bytes, lives.peak_live.bytes);
+fn cached(lives: &Lives, reserved: u64) -> String {
+    let live = lives.peak_live.bytes;
     match reserved > live.saturating_add(live / 5) {
         true => format!(
             " The allocator reserves up to {} MiB: the rest is free memory that it keeps.",
@@ -128,15 +141,21 @@ fn cached(lives: &Lives) -> String {
     }
 }
 
-/// Returns the sentences about the program's code. The first row is the code that holds the most.
-fn code(lives: &Lives, callers: &Callers<'_>, rows: &[CodeHolder], main: &Picture) -> String {
+/// Returns the sentences about the program's code. The first row is the code that holds the most, without
+/// which the peak of live bytes is `rest`.
+fn code(
+    lives: &Lives,
+    callers: &Callers<'_>,
+    rows: &[CodeHolder],
+    main: &Picture,
+    rest: u64,
+) -> String {
     let holders = &main.holders;
     let all_bytes = holders.requested_bytes;
     let Some((largest, caller)) = rows.first().and_then(|row| Some((row, row.caller?))) else {
         return String::new();
     };
     let peak = lives.peak_live.bytes;
-    let rest = peak_without(lives, callers, caller);
     let blocks = match largest.holder.blocks {
         1 => "this block".to_owned(),
         some => format!("these {}", counted_as(some, "block", "blocks")),

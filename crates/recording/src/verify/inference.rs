@@ -5,11 +5,11 @@
 
 use std::collections::HashSet;
 
-use super::{Verifier, asked_by};
+use super::{Misfit, Verifier, asked_by};
 use crate::run::ReplayError;
 use crate::trace::TraceEvent;
 use stratalloc::allocator::{PoolOptions, PrivatePools};
-use stratalloc::history::Action;
+use stratalloc::history::{Action, Event};
 use stratalloc::ids::PoolId;
 use stratalloc::strategies::native::{Collection, Prediction, Releases};
 
@@ -45,7 +45,7 @@ impl Verifier<'_> {
     }
 
     /// Returns true if an explicit call caused the releases at the start of `rest`, not the request. Counts
-    /// those of the garbage collector.
+    /// the releases of requests.
     pub(super) fn is_explicit(
         &mut self,
         rest: &[TraceEvent],
@@ -77,7 +77,10 @@ impl Verifier<'_> {
             // suffice or it is captured.
             Prediction::Limit(own) => {
                 let is_all = own.suffices || self.is_captured(request, rest);
-                !begins_with(rest, |event| event.reserved_change() < 0, &own, is_all)
+                let is_own = begins_with(rest, |event| event.reserved_change() < 0, &own, is_all);
+                let is_served = is_own && request.action != Action::OutOfMemory;
+                self.result.limit_releases += u64::from(is_served);
+                !is_own
             }
             Prediction::Hit(_) | Prediction::Grow | Prediction::Refuse => true,
         }
@@ -153,5 +156,32 @@ fn begins_with(
     match is_all {
         true => addresses == own.addresses,
         false => addresses.starts_with(&own.addresses),
+    }
+}
+
+/// Returns the direction in which the limit is wrong, judged by the first differing segment event. `failed`
+/// is true if the request failed in the replay.
+pub(super) fn misfit(seen: &[Event], recorded: &[TraceEvent], failed: bool) -> Option<Misfit> {
+    let releases = |action: Action| matches!(action, Action::SegmentFree | Action::SegmentUnmap);
+    let key = |at: usize| {
+        let seen = seen.get(at).map(|e| (e.action, e.address, e.size_bytes));
+        (seen, recorded.get(at).map(|e| (e.action, e.address, e.size_bytes)))
+    };
+    let first = (0..seen.len().max(recorded.len())).map(key).find(|(a, b)| a != b)?;
+    let (ours, theirs) = (first.0.map(|e| releases(e.0)), first.1.map(|e| releases(e.0)));
+    match (ours, theirs) {
+        (Some(true), Some(false) | None) => Some(Misfit::TooLow),
+        (Some(false) | None, Some(true)) | (Some(false), None) => Some(Misfit::TooHigh),
+        // The recorded allocator allocated a segment and the replay did not. Either the limit refused
+        // the segment, or the replay still held memory that the recorded allocator had released.
+        (None, Some(false)) => Some(if failed { Misfit::TooLow } else { Misfit::TooHigh }),
+        // Both released, but different segments: one allocator collected, the other released everything
+        // because it reached the limit. The one that releases less collected, because its limit is lower.
+        (Some(true), Some(true)) => {
+            let ours = seen.iter().filter(|e| releases(e.action)).count();
+            let theirs = recorded.iter().filter(|e| releases(e.action)).count();
+            Some(if ours < theirs { Misfit::TooLow } else { Misfit::TooHigh })
+        }
+        _ => None,
     }
 }
