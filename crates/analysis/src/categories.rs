@@ -198,7 +198,8 @@ impl Category {
         match (self, fate) {
             (Activations | Self::Unknown, Fate::FreedByBackward) => ActivationsKept,
             (Activations, Fate::FreedBeforeBackward) => Temporary,
-            (BackwardPass | OptimizerStep, Fate::FreedInPass) => Temporary,
+            // The engine sums a gradient to the shape of its tensor, and the kernel may need scratch memory.
+            (Gradients | BackwardPass | OptimizerStep, Fate::FreedInPass) => Temporary,
             (BackwardPass, Fate::OutlivesPass) => Gradients,
             (OptimizerStep, Fate::OutlivesPass) => OptimizerState,
             _ => self,
@@ -348,6 +349,15 @@ mod tests {
         assert_eq!(Category::of_rules([None, module, node, engine].into_iter()), Recomputed);
         assert_eq!(Category::of_rules([node, module, engine].into_iter()), BackwardPass);
         assert_eq!(Category::of_rules([module, None].into_iter()), Activations);
+    }
+
+    #[test]
+    fn a_block_that_is_freed_in_its_pass_is_temporary_also_if_it_serves_a_gradient() {
+        for category in [Gradients, BackwardPass, OptimizerStep] {
+            assert_eq!(category.with(Fate::FreedInPass), Temporary);
+        }
+        assert_eq!(Gradients.with(Fate::OutlivesPass), Gradients);
+        assert_eq!(Recomputed.with(Fate::FreedInPass), Recomputed);
     }
 
     #[test]
