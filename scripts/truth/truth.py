@@ -90,16 +90,16 @@ class Truth:
         with open(f"{path}.pickle", "wb") as file:
             pickle.dump(snapshot, file)
         # cuBLAS keeps its workspaces until they are cleared: those freed now are the ones.
-        events = [len(trace) for trace in snapshot["device_traces"]]
+        last = [max((event["time_us"] for event in trace), default=0) for trace in snapshot["device_traces"]]
         torch._C._cuda_clearCublasWorkspaces()
         later = torch.cuda.memory._snapshot()["device_traces"]
         for device in self.devices:
-            for event in later[device][events[device]:]:
-                if event["action"] == "free_requested":
+            for event in later[device]:
+                if event["action"] == "free_requested" and event["time_us"] > last[device]:
                     self.labels.append(("workspace", device, event["addr"], total[device]))
         about["torch"] = torch.__version__
         about["devices"] = {
-            device: self.of_device(snapshot, device, total[device]) for device in self.devices if events[device]
+            device: self.of_device(snapshot, device, total[device]) for device in self.devices if last[device]
         }
         with open(f"{path}.json", "w") as file:
             json.dump(about, file, indent=1)
