@@ -32,6 +32,7 @@ mod pools;
 mod progress;
 mod report;
 mod sweep;
+mod truth;
 mod verified;
 mod words;
 
