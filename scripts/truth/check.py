@@ -114,9 +114,9 @@ def main():
 
 def show(rows, markdown):
     if markdown:
-        print("| program | true cause | headline names it | categories within 2 % | unknown |\n|---|---|---|---|---|")
+        print("| program | true cause | named | categories | unknown |\n|---|---|---|---|---|")
     for name, cause, right, wrong, unknown in rows:
-        cells = [name, cause, "yes" if right else "**no**", "no: " + ", ".join(wrong) if wrong else "yes", f"{unknown:.0%}"]
+        cells = [name, cause, "yes" if right else "**no**", "no: " + ", ".join(wrong) if wrong else "within 2 %" if markdown else "yes", f"{unknown:.0%}"]
         if not markdown:
             cells[1:2] = []
         print(f"| {' | '.join(cells)} |" if markdown else "  ".join(f"{cell:26}" if at == 0 else cell for at, cell in enumerate(cells)))
