@@ -141,11 +141,16 @@ impl StepGrowth {
             let by_requests = || steps::find(lives, callers, until, &live_bytes);
             Some((until, marked(true).or_else(by_requests).or_else(|| marked(false))?.last()))
         });
-        let missing = "no sequence of requests repeats at even distances until its end";
-        let (until, steps) = found.next().ok_or(missing)?;
-        if steps.count() < STEPS_MIN {
-            return Err("it has fewer than 4 complete steps");
-        }
+        let mut missing = "no sequence of requests repeats at even distances until its end";
+        let mut is_long = |steps: &Steps| {
+            let is_long = steps.count() >= STEPS_MIN;
+            if !is_long {
+                missing = "it has fewer than 4 complete steps";
+            }
+            is_long
+        };
+        let found = found.find(|(_, steps)| is_long(steps));
+        let (until, steps) = found.ok_or(missing)?;
         if !frees(lives, &steps, until) {
             return Err("what repeats in it frees hardly any block, so it is no step");
         }
@@ -215,7 +220,7 @@ impl StepGrowth {
         let mut large_bytes = 0;
         let large = growing.iter().take_while(|(_, rate)| {
             let is_part = large_bytes < bytes_per_step / 10 * 9;
-            large_bytes += rate.each();
+            large_bytes = rate.each().saturating_add(large_bytes);
             is_part
         });
         let mut lines = large.map(|(series, _)| series.line(&steps.path, callers));

@@ -337,6 +337,21 @@ fn growth_until_a_failed_request_ends_before_the_steps_after_it() {
 }
 
 #[test]
+fn steps_after_an_early_failure_are_found() {
+    let mut program = Program::new();
+    program.build();
+    program.fails(9000);
+    let mut input = None;
+    for _ in 0..20 {
+        program.train(10, &mut input);
+        keep(&mut program);
+    }
+    let found = program.found();
+    assert_eq!((found.bytes_per_step, found.is_growing), (12 * MIB, true));
+    assert!(!found.sentence.contains("failed"), "{}", found.sentence);
+}
+
+#[test]
 fn steps_whose_backward_pass_becomes_longer_are_found() {
     let mut program = Program::new();
     program.build();

@@ -22,7 +22,7 @@ fn leak(folder: &Folder, kept_mib: u64) -> String {
         made.free(100 * MIB, 50 * MIB);
     }
     let path = folder.path(&format!("kept-{kept_mib}.json"));
-    std::fs::write(&path, made.json()).unwrap();
+    std::fs::write(&path, made.json()).expect("the folder is there");
     path
 }
 
