@@ -99,7 +99,8 @@ pub struct Annotation {
 }
 
 /// A moment at which the program set another text for its requests
-/// (`torch.cuda.memory._set_memory_metadata`), or at which a range of a profiler began (`record_function`, with `global_record_annotations=True`).
+/// (`torch.cuda.memory._set_memory_metadata`), or at which a range of a profiler began (`record_function`,
+/// with `global_record_annotations=True`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
     /// The number of events before it.

@@ -1,10 +1,10 @@
-//! The code whose live bytes grow from one step of the program to the next, such as a list that keeps the loss
-//! of each step.
+//! The code whose live bytes grow from one step of the program to the next, such as a list that keeps the
+//! loss of each step.
 //!
-//! `steps` finds the steps. The bytes of each caller at the ends of the steps form a series, and `series` decides
-//! whether it grows steadily until the end of the recording, or until the first failed request. A cache that
-//! fills once stops growing, and gradients that are accumulated are freed again; neither is growth. A sum of
-//! rows counts as growth only if all live bytes grow too.
+//! `steps` finds the steps. The bytes of each caller at the ends of the steps form a series, and `series`
+//! decides whether it grows steadily until the end of the recording, or until the first failed request. A
+//! cache that fills once stops growing, and gradients that are accumulated are freed again; neither is
+//! growth. A sum of rows counts as growth only if all live bytes grow too.
 
 mod marks;
 mod rows;
@@ -46,8 +46,8 @@ pub struct StepGrowth {
     /// Whether live bytes grow steadily until the end, by a relevant amount: a tenth of the live bytes in
     /// 1,000 steps.
     pub is_growing: bool,
-    /// Whether the growth determines the need: it is a tenth of the live bytes, and these are most of the reserved
-    /// ones; or a request failed after it.
+    /// Whether the growth determines the need: it is a tenth of the live bytes, and these are most of the
+    /// reserved ones; or a request failed after it.
     pub is_decisive: bool,
     /// The growth of a step, in requested bytes: the sum of the growing rows, or of all live bytes if no row
     /// grows alone.
@@ -56,8 +56,8 @@ pub struct StepGrowth {
     pub grown_bytes: u64,
     /// The live bytes at the end of the last step.
     pub live_bytes: u64,
-    /// The most further steps that fit under the limit at this rate; `null` without growth or a known limit, or
-    /// if a request failed.
+    /// The most further steps that fit under the limit at this rate; `null` without growth or a known limit,
+    /// or if a request failed.
     pub steps_left: Option<u64>,
     /// The line of the loop that leads to nine tenths of the growth; `null` if several lines do, and without
     /// stacks.

@@ -119,8 +119,8 @@ impl RowSeries {
         Self { key, stack, kept_bytes: kept(&bytes), bytes, blocks }
     }
 
-    /// Returns the line of the program in the loop that leads to the requests, as a frame. `path` are the frames
-    /// that all requests of the loop have in common.
+    /// Returns the line of the program in the loop that leads to the requests, as a frame. `path` are the
+    /// frames that all requests of the loop have in common.
     pub(super) fn line(&self, path: &[u32], callers: &Callers<'_>) -> Option<u32> {
         let frames: Vec<u32> = callers.python_frames(self.stack?).collect();
         let same = frames.iter().zip(path).take_while(|(one, other)| one == other).count();

@@ -1,18 +1,18 @@
 //! Finds the steps of a program: the iterations of its outermost loop, from requests that recur at even
 //! distances.
 //!
-//! Requests by the same code (and, for a second set of keys, of the same size) have one key. A key that recurs
-//! at even distances until the end is a *beat*. Beats of about the same distance belong to one loop. If requests
-//! have stacks with Python code, only these count: threads of the backward pass have none, and the work of a
-//! backward pass may grow from step to step.
+//! Requests by the same code (and, for a second set of keys, of the same size) have one key. A key that
+//! recurs at even distances until the end is a *beat*. Beats of about the same distance belong to one loop.
+//! If requests have stacks with Python code, only these count: threads of the backward pass have none, and
+//! the work of a backward pass may grow from step to step.
 //!
-//! Of nested loops the steps are those of the outermost: the one whose beats have the shortest part of the call
-//! stack in common. A loop that runs now and then, such as an evaluation, has more of the stack in common; of
-//! loops beside each other the one with more iterations is used. Without stacks the loop with the largest
-//! distance is used, unless hardly any key beats in it.
+//! Of nested loops the steps are those of the outermost: the one whose beats have the shortest part of the
+//! call stack in common. A loop that runs now and then, such as an evaluation, has more of the stack in
+//! common; of loops beside each other the one with more iterations is used. Without stacks the loop with the
+//! largest distance is used, unless hardly any key beats in it.
 //!
-//! A loop counts only if most pairs of successive requests in a step also occurred in the step before. Time and
-//! memory are linear in the number of requests.
+//! A loop counts only if most pairs of successive requests in a step also occurred in the step before. Time
+//! and memory are linear in the number of requests.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -134,8 +134,9 @@ pub(super) fn find(
     Some(Steps { ends, mark: None, begins_with: beat.stack, path, requests })
 }
 
-/// Returns for each step the moment at which the fewest bytes are live; at both ends also the begin of the first
-/// step and the end of the last one, if that makes one more step. `begins` are moments at which steps begin.
+/// Returns for each step the moment at which the fewest bytes are live; at both ends also the begin of the
+/// first step and the end of the last one, if that makes one more step. `begins` are moments at which steps
+/// begin.
 pub(super) fn quietest(begins: &[u32], end: Option<u32>, live_bytes: &[u64]) -> Vec<u32> {
     let least = |pair: &[u32]| (pair[0]..pair[1]).min_by_key(|at| live_bytes.get(*at as usize));
     let bounds: Vec<u32> = begins.iter().copied().chain(end).collect();
@@ -257,8 +258,8 @@ pub(super) fn common_path(
 }
 
 impl Loop {
-    /// Returns true if all requests of the loop are made for parameters, by PyTorch's own code: in a step of an
-    /// optimizer, or as a model is moved.
+    /// Returns true if all requests of the loop are made for parameters, by PyTorch's own code: in a step of
+    /// an optimizer, or as a model is moved.
     fn is_over_parameters(&self, callers: &Callers<'_>) -> bool {
         let is_of_it = |frame: u32| {
             let Frame { file, function, .. } = callers.stacks().frame(frame);
@@ -269,8 +270,8 @@ impl Loop {
         self.beats.iter().all(|beat| beat.stack.is_some_and(is_for_it))
     }
 
-    /// Moves the beat to the front at which the fewest bytes are live on average, of those that occur nearly as
-    /// often as the most frequent one.
+    /// Moves the beat to the front at which the fewest bytes are live on average, of those that occur nearly
+    /// as often as the most frequent one.
     fn put_quietest_first(&mut self, live_before: &dyn Fn(u32) -> u64) {
         let most = self.beats.iter().map(|beat| beat.at.len()).max().unwrap_or(0);
         let live = |beat: &Beat| {
@@ -282,9 +283,9 @@ impl Loop {
         self.beats.swap(0, quietest.unwrap_or(0));
     }
 
-    /// Returns true if the other loop runs within an iteration of this one: it has more of the stack in common;
-    /// or the line at which both paths part calls another function for it; or they part at two lines of one
-    /// function, and the other has more of the stack in common than its line.
+    /// Returns true if the other loop runs within an iteration of this one: it has more of the stack in
+    /// common; or the line at which both paths part calls another function for it; or they part at two lines
+    /// of one function, and the other has more of the stack in common than its line.
     fn encloses(&self, other: &Self, callers: &Callers<'_>) -> bool {
         let (Some(own), Some(path)) = (&self.path, &other.path) else { return false };
         if self.beats[0].at.len() >= other.beats[0].at.len() {

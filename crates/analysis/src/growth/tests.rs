@@ -1,3 +1,5 @@
+//! Programs with known growth, or with none, that a generator writes as recordings.
+
 use std::collections::BTreeMap;
 
 use super::*;

@@ -137,8 +137,8 @@ impl<'h> Interpreter<'h> {
         }
     }
 
-    /// Adds a mark for the begin of each range that a profiler recorded. Ranges that cannot be read are left out,
-    /// and all of them if the events have no times.
+    /// Adds a mark for the begin of each range that a profiler recorded. Ranges that cannot be read are left
+    /// out, and all of them if the events have no times.
     fn ranges(&mut self, ranges: Value, parts: &mut Parts) -> Result<(), Stop> {
         let Some(ranges) = self.heap.items(ranges) else { return Ok(()) };
         let Parts { trace, device, .. } = parts;
