@@ -82,8 +82,8 @@ enum RuleMark {
 use RuleMark::{AnyNode, Compiled, InFile, Node, Python, Scope, Within};
 
 /// The listed functions. If a stack matches several rows, the first row counts. For example, a workspace
-/// that is requested in a forward pass is a workspace. [`Category::of_rules`] tells a forward pass that
-/// activation checkpointing repeats within the backward pass from the nodes of that pass.
+/// that is requested in a forward pass is a workspace. A forward pass that activation checkpointing repeats
+/// within the backward pass has nodes of that pass in its stack: see [`Category::of_rules`].
 ///
 /// The name of another library is a scope where this library gathers the stacks. Where PyTorch gathers
 /// them, they have the function of this library that the other one called.

@@ -130,8 +130,8 @@ pub struct RefusedWithFree {
 }
 
 impl LimitSource {
-    /// Returns the recorded decisions that the limit rests on; `None` if it does not rest on any. `ooms` is the
-    /// number of requests that failed in the recording.
+    /// Returns the recorded decisions that the limit rests on; `None` if it does not rest on any. `ooms` is
+    /// the number of requests that failed in the recording.
     pub(crate) fn evidence(&self, ooms: u64) -> Option<Evidence> {
         match *self {
             Self::Fraction | Self::TotalMemory | Self::Recorded => None,

@@ -53,8 +53,8 @@ pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
     Ok(Trace { events, segments, block_stacks, ..about })
 }
 
-/// Returns the stacks of blocks from before the recording that live at the end of a replay, which requests them
-/// before its first event. `blocks` are its live blocks, by their numbers.
+/// Returns the stacks of blocks from before the recording that live at the end of a replay, which requests
+/// them before its first event. `blocks` are its live blocks, by their numbers.
 fn stacks_from_before(recording: &Recording, blocks: &[Option<Allocation>]) -> Vec<BlockStack> {
     let before = recording.start.iter().flat_map(|start| &start.blocks).zip(blocks);
     let with_stack = before.filter_map(|(before, block)| {

@@ -1,5 +1,5 @@
-//! The tables of a page: the columns of the time line, the segments and the blocks, a list of numbers for each
-//! column.
+//! The tables of a page: the columns of the time line, the segments and the blocks, a list of numbers for
+//! each column.
 
 use serde::{Serialize, Serializer};
 

@@ -178,7 +178,8 @@ pub struct LimitFigures {
     pub limit_certainty: Option<&'static str>,
     /// The number of failed requests that it was derived from; `null` unless it was derived from events.
     pub limit_failures: Option<u64>,
-    /// The number of retries that it was derived from: requests that released the cache before they got memory.
+    /// The number of retries that it was derived from: requests that released the cache before they got
+    /// memory.
     pub limit_retries: Option<u64>,
     /// The number of other requests that it was derived from, because they released segments at the limit.
     pub limit_releases: Option<u64>,

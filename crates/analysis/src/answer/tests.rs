@@ -188,8 +188,8 @@ fn check_limit(name: &str, trace: &Trace, limit: &LimitFigures) {
     assert!(decisions[1..].iter().flatten().all(|count| *count <= released), "{name}: {limit:?}");
 }
 
-/// Returns all whole numbers of a value, and for each list of objects the sums of equal fields, in all objects and
-/// in those of one stream.
+/// Returns all whole numbers of a value, and for each list of objects the sums of equal fields, in all
+/// objects and in those of one stream.
 fn numbers(value: &Value, into: &mut HashSet<u64>) {
     match value {
         Value::Number(number) => into.extend(number.as_u64()),

@@ -55,8 +55,8 @@ pub struct Block {
     pub size_bytes: u64,
     /// The requested bytes.
     pub requested_bytes: u64,
-    /// The stack of the request, if the file contains it: in the request's event or, if the block lives at the
-    /// end, in the final layout.
+    /// The stack of the request, if the file contains it: in the request's event or, if the block lives at
+    /// the end, in the final layout.
     pub stack: Option<StackId>,
 }
 

@@ -102,8 +102,8 @@ fn unknown_before_bytes(rows: &[CodeHolder]) -> u64 {
     row.map_or(0, |row| row.holder.requested_bytes)
 }
 
-/// Returns a sentence about the code that holds the most bytes, in `rows` the first one. `None` if no block has
-/// a recorded stack.
+/// Returns a sentence about the code that holds the most bytes, in `rows` the first one. `None` if no block
+/// has a recorded stack.
 fn largest_code(callers: &Callers<'_>, holders: &Holders, rows: &[CodeHolder]) -> Option<String> {
     let largest = rows.first()?;
     let label = callers.labels(&[largest.caller?]).concat().replacen(" < ", ", called by ", 1);

@@ -163,7 +163,7 @@ fn lines_of_the_program_replace_the_frame_of_generated_code() {
     let trace = read_both(&segments(vec![live(0, ("frames", stack))])).unwrap();
     let expected = [
         "torch.py:1 empty",
-        "C:\\my \"code\"\\block.py:44 <lambda>",
+        "C:/my \"code\"/block.py:44 <lambda>",
         "model.py:90 forward",
         "graph_module.py:2 wrapped",
         "loss.py:3 loss",

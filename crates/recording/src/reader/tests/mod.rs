@@ -1,7 +1,7 @@
 //! Tests of the readers: both syntaxes, every compression, old and new formats.
 //!
-//! `blocks` tests the stacks of blocks and of generated code, `hostile` malformed files, `forms` and `profile`
-//! files other than snapshots; `writer` creates files.
+//! `blocks` tests the stacks of blocks and of generated code, `hostile` malformed files, `forms` and
+//! `profile` files other than snapshots; `writer` creates files.
 
 mod blocks;
 mod forms;
