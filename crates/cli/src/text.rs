@@ -105,7 +105,12 @@ fn write_dump(answer: &Answer) -> io::Result<()> {
     if holders.has_stacks {
         let row = |row: &CodeFigures| {
             let (bytes, blocks) = (row.holder.requested_bytes, row.holder.blocks);
-            share_cells(bytes, holders.requested_bytes, blocks, &[row.asked_for_by.clone()])
+            share_cells(
+                bytes,
+                holders.requested_bytes,
+                blocks,
+                std::slice::from_ref(&row.asked_for_by),
+            )
         };
         let heading = columns("MiB: | : | blocks: | requested by (called by)");
         table(&mut out, &heading, &holders.by_stack.iter().map(row).collect::<Vec<_>>())?;

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::Answer;
-use crate::recording::{LimitSource, Recording};
+use crate::recording::Recording;
 
 /// A kind of data that a statement rests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -90,10 +90,7 @@ impl Basis {
             limit.limit_collections,
         ];
         let decisions = one("", BasisKind::Events, decisions.into_iter().flatten().sum());
-        let is_set = recording.limit.is_some_and(|limit| match limit.source {
-            LimitSource::Fraction | LimitSource::TotalMemory | LimitSource::Recorded => true,
-            _ => false,
-        });
+        let is_set = recording.limit.is_some() && !recording.limit_is_inferred();
         let of_limit = [decisions, one("", BasisKind::Settings, u64::from(is_set))];
         add("limit_bytes", limit.limit_bytes.is_some(), &of_limit);
         all
