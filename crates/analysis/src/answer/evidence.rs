@@ -66,7 +66,7 @@ impl Basis {
             all.extend(sources.map(|one| Self { of, ..*one }));
         };
         let tried = one("", BasisKind::Replays, answer.tried.len() as u64);
-        let is_found = tried.count > 0 || recording.no_history.is_some();
+        let is_found = answer.headline != "not searched";
         add("sentence", is_found, &[events, layout, tried, setting("")]);
         // Without a history, only the sentence that states this rests on entries.
         let events = events.only_if(recording.no_history.is_none());

@@ -224,7 +224,9 @@ fn check_sentences(name: &str, answer: &Answer) {
     let mut known = HashSet::new();
     numbers(&value, &mut known);
     let mut of_verdict = HashSet::new();
-    numbers(&value["verdict"], &mut of_verdict);
+    for field in ["verdict", "limit_bytes", "limit_below_bytes"] {
+        numbers(&value[field], &mut of_verdict);
+    }
     for a in &of_verdict {
         known.extend(of_verdict.iter().filter_map(|b| a.checked_sub(*b)));
     }
