@@ -207,9 +207,13 @@ impl StepGrowth {
         }
         let is_share = |part: u64| grown_bytes >= live_end / part;
         let begins_late = recording.start.is_some();
-        // Where most of the reserved memory is free, something else determines the need.
+        // Where most of the reserved memory is free, something else determines the need, unless the growth
+        // itself leaves free blocks.
         let is_mostly_live = live_end >= recording.figures.peak_reserved_bytes / 2;
-        let is_large = is_share(10) && is_mostly_live;
+        let replaces = growing.first().is_some_and(|(series, rate)| {
+            series.growing(*rate).0.course == GrowthCourse::LargerBlocks
+        });
+        let is_large = is_share(10) && (is_mostly_live || replaces);
         let is_decisive = is_growing && (is_large || failed && (is_share(20) || begins_late));
         let limit = recording.limit.and_then(Limit::known).filter(|_| is_growing && !failed);
         let room_bytes = |limit: Limit| limit.bytes.saturating_sub(last_peak(steps, live_bytes));
