@@ -319,21 +319,24 @@ fn outermost<'a>(loops: &'a [Loop], callers: &Callers<'_>, has_code: bool) -> Op
     }
 }
 
-/// The size of the table of pairs, a power of two.
-const PAIRS: usize = 1 << 16;
+/// The most pairs in the table, a power of two.
+const PAIRS_MAX: usize = 1 << 16;
 
 /// Returns the share of pairs of successive requests that also occur in the step before, in percent. `begins`
 /// are the places at which steps begin.
 fn repeated_percent(keys: &[u32], begins: &[u32]) -> u64 {
-    // A table of fixed size: a pair that displaces another costs a little of the share, and no memory.
-    let mut seen = vec![(0_u64, 0_u32); PAIRS];
+    // Two steps have at most this many different pairs. A pair that displaces another costs a little of the
+    // share, and no memory.
+    let longest = begins.windows(2).map(|bounds| bounds[1] - bounds[0]).max().unwrap_or(0);
+    let pairs = (4 * longest as usize).next_power_of_two().min(PAIRS_MAX).max(2);
+    let mut seen = vec![(0_u64, 0_u32); pairs];
     let (mut repeated, mut all) = (0_u64, 0_u64);
     for (step, bounds) in (1_u32..).zip(begins.windows(2)) {
         let range = bounds[0] as usize..bounds[1] as usize;
         for at in range {
             let before = at.checked_sub(1).map_or(u32::MAX, |before| keys[before]);
             let pair = u64::from(before) << 32 | u64::from(keys[at]);
-            let place = pair.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - PAIRS.ilog2());
+            let place = pair.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - pairs.ilog2());
             let slot = &mut seen[usize::try_from(place).unwrap_or(0)];
             let is_known = slot.0 == pair && slot.1 + 1 >= step && slot.1 > 0;
             if step > 1 {
