@@ -68,6 +68,7 @@ def _lines_of(advice):
     if moment.get("categories"):
         shares = (f"{row['category']} {100 * row['share']:.0f} %" for row in moment["categories"])
         lines.append("by category: " + ", ".join(shares))
+    lines += [advice["code"]] if advice.get("code") else []
     growth = advice.get("growth") or {}
     # A decisive growth is part of the sentence.
     if growth.get("is_growing") and not growth["is_decisive"]:

@@ -134,11 +134,16 @@ fn write_sentences(answer: &Answer) -> io::Result<()> {
     let mut out = out();
     writeln!(out, "{}", shown(&answer.trace))?;
     writeln!(out, "{}", emphasised(&answer.sentence))?;
+    for sentences in [&answer.memory, &answer.code].into_iter().filter(|text| !text.is_empty()) {
+        writeln!(out, "{}", shown(sentences))?;
+    }
     if let Some(platform) = answer.platform_sentence() {
         writeln!(out, "{platform}")?;
     }
     let host = answer.host.as_ref().map(host_sentence);
-    let totals = answer.totals.as_ref().map(totals_sentence);
+    // A file that has nothing else describes its memory by them.
+    let totals = answer.totals.as_ref().filter(|_| answer.totals_alone().is_none());
+    let totals = totals.map(totals_sentence);
     for line in answer.limit.limit_sentence.iter().chain(&host).chain(&totals) {
         writeln!(out, "{line}")?;
     }

@@ -328,7 +328,7 @@ fn repeated_percent(keys: &[u32], begins: &[u32]) -> u64 {
     // Two steps have at most this many different pairs. A pair that displaces another costs a little of the
     // share, and no memory.
     let longest = begins.windows(2).map(|bounds| bounds[1] - bounds[0]).max().unwrap_or(0);
-    let pairs = (4 * longest as usize).next_power_of_two().min(PAIRS_MAX).max(2);
+    let pairs = (4 * longest as usize).next_power_of_two().clamp(2, PAIRS_MAX);
     let mut seen = vec![(0_u64, 0_u32); pairs];
     let (mut repeated, mut all) = (0_u64, 0_u64);
     for (step, bounds) in (1_u32..).zip(begins.windows(2)) {

@@ -56,16 +56,17 @@ fn check_categories(recording: &str, truth: &Value, moment: &Value) {
     assert_eq!(moment["moment"], truth["moment"], "{recording}");
     let number = |value: &Value| value.as_f64().unwrap_or(0.0);
     let live_bytes = number(&truth["live_bytes"]);
-    let rows = || moment["categories"].as_array().unwrap().iter();
+    let rows = || moment["categories"].as_array().expect("a list").iter();
     let bytes_of = |is_one: &dyn Fn(&str) -> bool| -> f64 {
-        let is_it = |row: &&Value| is_one(row["category"].as_str().unwrap());
+        let is_it = |row: &&Value| is_one(row["category"].as_str().expect("a text"));
         rows().filter(is_it).map(|row| number(&row["requested_bytes"])).sum()
     };
     let unknown = bytes_of(&|name| name.starts_with("unknown"));
     // The recording does not show whether these are kept.
     let undecided = bytes_of(&|name| name == "activations");
     for row in rows() {
-        let (name, bytes) = (row["category"].as_str().unwrap(), number(&row["requested_bytes"]));
+        let (name, bytes) =
+            (row["category"].as_str().expect("a text"), number(&row["requested_bytes"]));
         if name.starts_with("unknown") {
             continue;
         }
