@@ -193,7 +193,8 @@ fn a_list_that_keeps_a_block_of_each_step_grows() {
     assert_eq!(
         found.sentence,
         format!(
-            "Live memory grows by 12.0 MiB a step, {} MiB over {} steps: train.py:54 main, 1 block a step.",
+            "Live memory grows by 12.0 MiB a step, {} MiB over {} steps: train.py:54 main, 1 block a step. \
+             The program keeps a reference to each of these blocks.",
             12 * found.steps,
             found.steps
         )
@@ -211,7 +212,9 @@ fn a_list_that_keeps_the_graph_of_each_step_names_the_sum_and_its_lines() {
     assert_eq!(found.bytes_per_step, 16 * MIB);
     let begin = "Live memory grows by 16.0 MiB a step, ";
     let end = ", nearly all of it from train.py:60 main: model.py:21 norm < model.py:15 forward, \
-               8.0 MiB; model.py:22 linear < model.py:15 forward, 8.0 MiB.";
+               8.0 MiB; model.py:22 linear < model.py:15 forward, 8.0 MiB. The program keeps a \
+               reference to each of these blocks. Several lines that grow together are usually the graphs of \
+               results that are kept: keep loss.item() or loss.detach(), not loss.";
     let sentence = &found.sentence;
     assert!(sentence.starts_with(begin) && sentence.ends_with(end), "{sentence}");
 }

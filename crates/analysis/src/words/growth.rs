@@ -37,6 +37,15 @@ impl StepGrowth {
             text += &format!(": {}", rows.join("; "));
             text += if growing.len() > NAMED { "; and others." } else { "." };
         }
+        let more = growing.iter().filter(|row| row.course == GrowthCourse::MoreBlocks).count();
+        text += match more {
+            0 => "",
+            1 => " The program keeps a reference to each of these blocks.",
+            _ => {
+                " The program keeps a reference to each of these blocks. Several lines that grow together are usually \
+                 the graphs of results that are kept: keep loss.item() or loss.detach(), not loss."
+            }
+        };
         if let Some(left) = self.steps_left {
             text += &format!(
                 " At this rate, at most {} fit under the limit.",
