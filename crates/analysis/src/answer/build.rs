@@ -145,6 +145,12 @@ fn facts(
     let figures: Vec<MomentFigures> = figures.collect();
     let rows = question.holders.min(GROWTH_ROWS);
     let growth = StepGrowth::of(recording, timeline, &lists.callers, rows);
+    // Advice about other code would hide the code that grows.
+    let is_growing = growth.as_ref().is_ok_and(|growth| growth.is_decisive);
+    let (code, peak_without_bytes) = match is_growing {
+        true => (String::new(), None),
+        false => (summary.code, summary.peak_without_bytes),
+    };
     let mut all = Answer {
         version: VERSION,
         trace: name.to_owned(),
@@ -155,8 +161,8 @@ fn facts(
         headline: "",
         verdict,
         memory: summary.memory,
-        code: summary.code,
-        peak_without_bytes: summary.peak_without_bytes,
+        code,
+        peak_without_bytes,
         evidence: Vec::new(),
         choice: None,
         torch: torch_text(torch),

@@ -29,13 +29,13 @@ impl Answer {
     }
 
     /// Returns the kind of the result and its sentences. Growth from step to step precedes the settings if it
-    /// decides: no setting stops it. If most of the memory that is not live is free in the pools of graphs, a
-    /// sentence about these follows: no setting releases it.
+    /// decides: no setting stops it. So does a sentence about the pools of graphs, if most of the memory that is
+    /// not live is free in them: one pool saves more than a setting.
     pub(crate) fn result(&self) -> (&'static str, String) {
         let growth = self.growth.as_ref().filter(|growth| growth.is_decisive);
         let name = growth.map_or(self.verdict.name(), |_| "growth");
         let growth = growth.map(|growth| growth.sentence.clone());
-        let parts = [growth, Some(self.verdict.sentence()), self.graph_pools_sentence()];
+        let parts = [growth, self.graph_pools_sentence(), Some(self.verdict.sentence())];
         (name, parts.into_iter().flatten().collect::<Vec<String>>().join(" "))
     }
 

@@ -15,15 +15,17 @@ impl GraphPools {
     /// too little. `total_bytes` are all reserved bytes.
     #[must_use]
     pub fn sentence(&self, total_bytes: u64) -> Option<String> {
-        let Self { pools, free_bytes, shared_need_bytes, is_shareable, .. } = *self;
+        let Self { pools, free_bytes, reserved_bytes, shared_need_bytes, is_shareable, .. } = *self;
         let percent = part(free_bytes, total_bytes) * 100.0;
         is_shareable.then(|| {
             format!(
                 "{} MiB ({percent:.0} %) are free in {pools} private pools: their graphs keep them, empty_cache does \
                  not release them; one pool for all captures (pool=), the largest captured first, would need about \
-                 {} MiB, if the graphs are replayed in that order, one at a time.",
+                 {} MiB instead of {} MiB. That is safe only if the graphs are replayed in the order of their captures, one at \
+                 a time, and no output is read after a later replay.",
                 near(free_bytes),
-                near(shared_need_bytes)
+                near(shared_need_bytes),
+                near(reserved_bytes)
             )
         })
     }

@@ -178,6 +178,7 @@ fn code(
             percent(in_it, all_bytes)
         );
     }
+    text += &copies_of_all_parameters(callers, rows, all_bytes);
     if category == Category::Unknown {
         return text;
     }
@@ -222,6 +223,25 @@ fn code(
         _ => "",
     };
     text + hint + "."
+}
+
+/// Returns a sentence about what an optimizer allocates to update all parameters at once, if that is at least a
+/// tenth of the live bytes.
+fn copies_of_all_parameters(callers: &Callers<'_>, rows: &[CodeHolder], all_bytes: u64) -> String {
+    let is_of_it = |caller: u32| {
+        callers.category(caller) == Category::OptimizerStep
+            && callers.function_with(caller, "_multi_tensor_").is_some()
+    };
+    let bytes = bytes_of(rows, &is_of_it);
+    if bytes < all_bytes / 10 {
+        return String::new();
+    }
+    format!(
+        " The optimizer's step holds {} MiB ({} %) for a moment, because it updates all parameters at once: \
+         foreach=False, or fused=True where the optimizer has it, takes less.",
+        near(bytes),
+        percent(bytes, all_bytes)
+    )
 }
 
 /// Returns the category to describe, and its bytes: that of the largest caller, or one whose callers together
