@@ -9,7 +9,7 @@ use super::budget::{Budget, OverBudget};
 use super::words::{KEYS, WORD_MAX_BYTES, Word};
 
 /// A value: its kind in the low three bits, its content in the other 61.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Value(u64);
 
 /// A value, decoded.

@@ -5,7 +5,7 @@
 //! `stack_reader` caches. The memory of each result is charged to the budget first, so a small file cannot
 //! expand into a large trace.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::Limits;
 use super::budget::{Budget, OverBudget};
@@ -248,8 +248,8 @@ impl<'h> Interpreter<'h> {
         found: &[DeviceList],
         segments: &[ListedSegment],
     ) -> Result<Vec<DeviceFigures>, Stop> {
-        // A device has an entry in two maps.
-        let maps_bytes = 128 * (found.len() + segments.len()) as u64;
+        // A device has an entry in two maps, and its list in a third one.
+        let maps_bytes = (128 * (found.len() + segments.len()) + 256 * found.len()) as u64;
         self.budget.charge(maps_bytes)?;
         self.budget.release(maps_bytes);
         let mut ends: BTreeMap<u32, EndBytes> = BTreeMap::new();
@@ -265,8 +265,12 @@ impl<'h> Interpreter<'h> {
         }
         let lists: BTreeMap<u32, Value> = found.iter().map(|one| (one.number, one.list)).collect();
         let mut devices = self.budget.vec_of(ends.len())?;
+        // A pickle may refer to one list many times.
+        let mut surveys: HashMap<Value, Survey> = HashMap::new();
         for (device, end) in ends {
-            let survey = lists.get(&device).map_or_else(Survey::default, |list| self.survey(*list));
+            let survey = lists.get(&device).map_or_else(Survey::default, |list| {
+                *surveys.entry(*list).or_insert_with(|| self.survey(*list))
+            });
             let figures = survey.finish(device, end.plus(end_of_any));
             if figures.events > 0 || end.reserved > 0 {
                 devices.push(figures);

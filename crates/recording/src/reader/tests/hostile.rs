@@ -1,5 +1,6 @@
 //! Malformed and hostile files. The readers must not panic, hang or overflow the stack.
 
+use super::super::interpret::DEVICES_MAX;
 use super::super::{Failure, Limits, PickleProblem, Trace, TraceError, read, read_bytes};
 use super::read_from;
 use super::writer::snapshot;
@@ -120,6 +121,24 @@ fn shared_lists_do_not_multiply() {
     }
     bytes.push(b'.');
     refused(&bytes);
+}
+
+#[test]
+fn a_list_that_many_devices_share_is_compared_once() {
+    // 3,000 devices with one list, in which one entry is 30,000 times. The text makes room in the budget.
+    let mut bytes = b"\x80\x04}(\x8c\x08segments]\x8c\x04textX\x00\x00\x10\x00".to_vec();
+    bytes.extend([b'a'; 1 << 20]);
+    bytes.extend(
+        b"\x8c\x0ddevice_traces](]\x94(}\x94(\x8c\x06action\x8c\x05alloc\x8c\x06streamK\x00",
+    );
+    bytes.extend(b"\x8c\x04addrK\x00\x8c\x04sizeK\x01u");
+    bytes.extend(b"h\x01".repeat(29_999));
+    bytes.push(b'e');
+    bytes.extend(b"h\x00".repeat(2_999));
+    bytes.extend(b"eu.");
+    let trace = read_from(&bytes).unwrap();
+    assert_eq!(trace.devices.len(), DEVICES_MAX);
+    assert!(trace.devices.iter().all(|device| device.events == 30_000));
 }
 
 #[test]

@@ -236,7 +236,7 @@ fn remarks_are_no_events_when_a_device_is_chosen() {
 }
 
 #[test]
-fn the_device_with_the_most_events_is_chosen_unless_one_is_asked_for() {
+fn of_devices_without_failures_the_one_with_more_reserved_bytes_is_read_unless_one_is_asked_for() {
     let event = || entry("alloc", at(512, 1));
     let segment = |device, address| segment(device, address, 0, vec![]);
     let node = dict([
