@@ -9,6 +9,7 @@
 //! `_augment_frames` in `torch/cuda/memory.py`.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use super::budget::Budget;
 use super::heap::{Heap, Record, Value, View};
@@ -38,15 +39,25 @@ pub(super) struct StackReader {
     /// The result for each container, by its number. Allocated for all containers when the first stack
     /// is read.
     seen: Vec<SeenStack>,
-    /// The lines from which the compiler generated a frame, innermost first, as frame numbers.
-    originals: Vec<Vec<u32>>,
+    originals: Originals,
     held_bytes: u64,
+}
+
+/// The lines from which the compiler generated frames.
+#[derive(Default)]
+struct Originals {
+    /// The lines, innermost first, as frame numbers.
+    lines: Vec<Vec<u32>>,
+    /// The index of the lines for each text; `None` if it has none. Many frames may refer to one text.
+    of_texts: HashMap<usize, Option<u32>>,
 }
 
 /// The maximum number of lines that are read of the traceback in a frame, beginning with the innermost.
 const ORIGINALS_MAX: usize = 16;
 /// The maximum number of bytes that are read of such a traceback, at its end.
 const ORIGINAL_MAX_BYTES: usize = 16 * 1024;
+/// The memory that each such text takes in [`Originals`], without its lines.
+const ORIGINAL_BYTES: usize = size_of::<Vec<u32>>() + 48;
 
 impl StackReader {
     /// Returns the stack that `value`, a list of frames, describes, or `None` if it is left out.
@@ -83,10 +94,10 @@ impl StackReader {
             }
             let is_stored = match seen[dict] {
                 // Generated code that calls generated code: the inner traceback contains the outer lines.
-                SeenStack::Original(at) if is_outer_part(originals, inner, at) => true,
+                SeenStack::Original(at) if originals.is_outer_part(inner, at) => true,
                 SeenStack::Original(at) => {
                     inner = Some(at);
-                    originals[at as usize].iter().all(|&number| builder.add(Some(number)))
+                    originals.lines[at as usize].iter().all(|&number| builder.add(Some(number)))
                 }
                 SeenStack::Frame(number) => builder.add(number),
                 SeenStack::Nothing | SeenStack::Stack(_) => true,
@@ -110,30 +121,53 @@ fn read_frame(
     heap: &Heap,
     dict: usize,
     builder: &mut StackBuilder,
-    originals: &mut Vec<Vec<u32>>,
+    originals: &mut Originals,
     may_grow: MayGrow<'_>,
 ) -> SeenStack {
     let record = heap.record(dict);
-    let mut lines = Vec::new();
-    if let Some(View::Text(at)) = record[Word::FxOriginalTrace as usize].map(|v| heap.view(v)) {
+    if let Some(View::Text(at)) = record[Word::FxOriginalTrace as usize].map(|v| heap.view(v))
+        && let Some(found) = originals.of_text(heap, at, builder, may_grow)
+    {
+        return SeenStack::Original(found);
+    }
+    let (file, line, function) = &frame_of(heap, &record);
+    SeenStack::Frame(builder.frame(Frame { file, line: *line, function }, may_grow))
+}
+
+impl Originals {
+    /// Returns the index of the lines in the text of a traceback; `None` if it has none, or if they exceed
+    /// the memory limit.
+    fn of_text(
+        &mut self,
+        heap: &Heap,
+        at: usize,
+        builder: &mut StackBuilder,
+        may_grow: MayGrow<'_>,
+    ) -> Option<u32> {
+        if let Some(known) = self.of_texts.get(&at) {
+            return *known;
+        }
         let text = heap.text(at);
         let text = String::from_utf8_lossy(&text[text.len().saturating_sub(ORIGINAL_MAX_BYTES)..]);
         let frames = text.lines().rev().filter_map(frame_of_traceback).take(ORIGINALS_MAX);
-        lines.extend(frames.map_while(|frame| builder.frame(frame, may_grow)));
+        let lines: Vec<u32> =
+            frames.map_while(|frame| builder.frame(frame, &mut *may_grow)).collect();
+        if !may_grow((ORIGINAL_BYTES + size_of_val(&*lines)) as u64) {
+            return None;
+        }
+        let found = u32::try_from(self.lines.len()).ok().filter(|_| !lines.is_empty());
+        if found.is_some() {
+            self.lines.push(lines);
+        }
+        self.of_texts.insert(at, found);
+        found
     }
-    let bytes = (size_of_val(&lines) + size_of_val(&*lines)) as u64;
-    if lines.is_empty() || !may_grow(bytes) {
-        let (file, line, function) = &frame_of(heap, &record);
-        return SeenStack::Frame(builder.frame(Frame { file, line: *line, function }, may_grow));
-    }
-    let at = u32::try_from(originals.len()).unwrap_or(u32::MAX);
-    originals.push(lines);
-    SeenStack::Original(at)
-}
 
-/// Returns true if the lines of a frame end with those of a frame that called it.
-fn is_outer_part(originals: &[Vec<u32>], inner: Option<u32>, outer: u32) -> bool {
-    inner.is_some_and(|inner| originals[inner as usize].ends_with(&originals[outer as usize]))
+    /// Returns true if the lines of a frame end with those of a frame that called it.
+    fn is_outer_part(&self, inner: Option<u32>, outer: u32) -> bool {
+        let lines = |at: u32| &self.lines[at as usize];
+        inner.is_some_and(|inner| lines(inner).ends_with(lines(outer)))
+    }
 }
 
 /// Returns the frame that a line of a Python traceback names: `File "model.py", line 44, in forward`.
