@@ -5,8 +5,6 @@
 //! Functions of modules written in C are no frames, but the lines from which they are called count. A thread
 //! of the backward pass has no Python functions: there the node of autograd is the frame.
 
-use std::cmp::Reverse;
-
 use super::events::ProfileEvents;
 use crate::reader::budget::OverBudget;
 use crate::stacks::{Frame, MayGrow, StackBuilder, StackId};
@@ -114,7 +112,7 @@ impl ProfileEvents {
         calls.sort_by(|one, other| {
             (one.track.cmp(&other.track))
                 .then(one.begin_us.total_cmp(&other.begin_us))
-                .then(Reverse(one.end_us.to_bits()).cmp(&Reverse(other.end_us.to_bits())))
+                .then(other.end_us.total_cmp(&one.end_us))
         });
         let mut order: Vec<usize> = budget.vec_of(memory.len())?;
         order.extend(0..memory.len());
