@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::trace::Trace;
+use super::trace::{Trace, TraceEvent};
 use stratalloc::history::{Action, BlockStateName, SegmentLayout};
 
 /// The figures of one device by which devices are compared.
@@ -83,12 +83,21 @@ impl Course {
         self.peak = self.peak.max(self.now);
     }
 
-    /// Returns the peak, if `end_bytes` are left at the end.
-    fn peak_bytes(self, end_bytes: u64) -> u64 {
+    /// Returns the bytes before the first event, and the peak, if `end_bytes` are left at the end.
+    fn before_and_peak(self, end_bytes: u64) -> (u64, u64) {
         // The difference is negative if the file lacks segments that its events allocate.
         let before = (i128::from(end_bytes) - self.now).max(0);
-        u64::try_from(before + self.peak).unwrap_or(u64::MAX)
+        let whole = |bytes: i128| u64::try_from(bytes).unwrap_or(u64::MAX);
+        (whole(before), whole(before + self.peak))
     }
+}
+
+/// Returns the reserved bytes before the first event, and their peak. `segments` are those at the end.
+pub fn reserved_before_and_peak(segments: &[SegmentLayout], events: &[TraceEvent]) -> (u64, u64) {
+    let mut reserved = Course::default();
+    events.iter().for_each(|event| reserved.add(event.reserved_change()));
+    let end_bytes = segments.iter().map(|segment| segment.size_bytes);
+    reserved.before_and_peak(end_bytes.fold(0, u64::saturating_add))
 }
 
 /// Computes the figures of a device from its events, one by one.
@@ -134,8 +143,8 @@ impl Survey {
         let live = if self.has_free_requests { self.live } else { self.live_until_completed };
         DeviceFigures {
             device,
-            reserved_peak_bytes: self.reserved.peak_bytes(end.reserved),
-            live_peak_bytes: live.peak_bytes(end.live),
+            reserved_peak_bytes: self.reserved.before_and_peak(end.reserved).1,
+            live_peak_bytes: live.before_and_peak(end.live).1,
             ..self.figures
         }
     }

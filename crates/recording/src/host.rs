@@ -5,8 +5,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use super::devices::reserved_before_and_peak;
 use super::stacks::StackId;
-use super::trace::{TraceEvent, reserved_before_and_peak};
+use super::trace::TraceEvent;
 use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 
 /// Pinned host memory of a recording, in bytes.
@@ -132,8 +133,8 @@ impl HostMemory {
     }
 }
 
-/// Returns the bytes that rounding added to live blocks. `None` if all of them are powers of two that are
-/// recorded as requested.
+/// Returns the bytes that rounding added to live blocks. `None` if no requested size differs, and some block
+/// has a power of two: then its requested size is probably not recorded.
 fn rounding<'a>(live: impl Iterator<Item = &'a BlockLayout>) -> Option<u64> {
     let (mut bytes, mut is_rounded) = (0_u64, false);
     for block in live {

@@ -33,7 +33,7 @@ mod trace;
 mod verify;
 mod workload;
 
-pub use devices::DeviceFigures;
+pub use devices::{DeviceFigures, reserved_before_and_peak};
 pub use entries::thread_entries;
 pub use evidence::{Lack, MissingEntries, NoHistory};
 pub use frames::{FrameKind, Runtime};
@@ -47,7 +47,6 @@ pub use stacks::{Frame, StackId, Stacks};
 pub use start::free_block;
 pub use start::{LiveBlock, Start};
 pub use totals::{CategoryTotal, Totals, TotalsSource};
-pub use trace::reserved_before_and_peak;
 pub use trace::{Annotation, BlockStack, MadeHere, Mark, Owner, Trace, TraceEvent, UnknownEntries};
 pub use verify::started;
 pub use verify::{Misfit, Until, Verification, verify, verify_until};

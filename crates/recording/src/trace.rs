@@ -109,20 +109,6 @@ pub struct Mark {
     pub text: String,
 }
 
-/// Returns the reserved bytes before the first event, and their peak. `segments` are those at the end.
-pub fn reserved_before_and_peak(segments: &[SegmentLayout], events: &[TraceEvent]) -> (u64, u64) {
-    // Backwards from the end, because only the layout at the end is known.
-    let mut now: i128 = segments.iter().map(|segment| i128::from(segment.size_bytes)).sum();
-    let mut peak = now;
-    for event in events.iter().rev() {
-        now -= event.reserved_change();
-        peak = peak.max(now);
-    }
-    // The sum may become negative if the parts of a file contradict each other.
-    let whole = |bytes: i128| u64::try_from(bytes.max(0)).unwrap_or(u64::MAX);
-    (whole(now), whole(peak))
-}
-
 /// Entries whose action is unknown, as in files of newer PyTorch versions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnknownEntries {
