@@ -249,12 +249,7 @@ impl RuleMark {
 
 /// Returns true if the frame is of autograd's engine, which runs a backward pass.
 pub(super) fn is_of_engine(frame: &Frame<'_>) -> bool {
-    let marks = [
-        AnyNode,
-        Within("torch::autograd::Engine::"),
-        Python("torch/autograd/graph.py", "_engine_run_backward"),
-    ];
-    marks.iter().any(|mark| mark.is_on(frame))
+    RULES.iter().any(|(category, mark)| *category == BackwardPass && mark.is_on(frame))
 }
 
 #[cfg(test)]

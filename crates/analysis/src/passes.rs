@@ -54,13 +54,16 @@ pub(crate) struct Passes<'a> {
     of_stacks: Vec<Work>,
     /// In the order of their moments. They do not overlap.
     spans: Vec<Span>,
+    /// For each span, the first one from it on of a backward pass and of an optimizer's step; the number of
+    /// spans if there is none.
+    next: Vec<[usize; 2]>,
 }
 
 impl<'a> Passes<'a> {
     /// Finds the passes by the stacks of all requests.
     pub(crate) fn of(trace: &'a Trace) -> Self {
-        let mut passes =
-            Self { events: &trace.events, of_stacks: works(&trace.stacks), spans: Vec::new() };
+        let (events, of_stacks) = (trace.events.as_slice(), works(&trace.stacks));
+        let mut passes = Self { events, of_stacks, spans: Vec::new(), next: Vec::new() };
         let mut is_open = false;
         for (moment, event) in (1..NEVER).zip(&trace.events) {
             let Some(stack) = event.stack.filter(|_| event.action == Action::Alloc) else {
@@ -81,6 +84,13 @@ impl<'a> Passes<'a> {
                 }
             }
         }
+        let mut next = [passes.spans.len(); 2];
+        let of_span = |(at, span): (usize, &Span)| {
+            next[usize::from(span.work == Work::Optimizer)] = at;
+            next
+        };
+        passes.next = passes.spans.iter().enumerate().rev().map(of_span).collect();
+        passes.next.reverse();
         passes
     }
 
@@ -95,7 +105,8 @@ impl<'a> Passes<'a> {
 
     /// Returns the first span of some work that begins after a moment.
     fn next_of(&self, work: Work, moment: u32) -> Option<Span> {
-        self.spans[self.begun(moment)..].iter().find(|span| span.work == work).copied()
+        let next = self.next.get(self.begun(moment))?;
+        self.spans.get(next[usize::from(work == Work::Optimizer)]).copied()
     }
 
     /// Returns what the life of a block shows.
@@ -289,6 +300,14 @@ mod tests {
         assert_eq!(of(""), [Fate::NotShown; 2]);
         assert_eq!(of(NODE), [Fate::FreedByBackward, Fate::FreedInPass]);
         assert_eq!(of(ZERO), [Fate::NotShown, Fate::OutlivesPass]);
+    }
+
+    #[test]
+    fn many_steps_of_an_optimizer_take_linear_time() {
+        let steps = (2_u64..60_000).map(|at| ("+", at, if at % 2 == 0 { STEP } else { FORWARD }));
+        let mut events: Vec<_> = (60_000_u64..120_000).map(|at| ("+", at, FORWARD)).collect();
+        events.extend(steps);
+        assert!(fates(&events)[60_000..].iter().all(|fate| *fate == Fate::NotShown));
     }
 
     #[test]
