@@ -78,7 +78,9 @@ impl Basis {
         add("causes", main.is_some(), &at_moment);
         add("holders", answer.holders.is_some(), &at_moment);
         add("growth", answer.growth.is_some(), &[events]);
-        add("devices_sentence", answer.devices_sentence.is_some(), &[events, layout]);
+        let of_all = answer.devices.iter().map(|device| device.events).sum();
+        let of_all = one("", BasisKind::Events, of_all);
+        add("devices_sentence", answer.devices_sentence.is_some(), &[of_all, layout]);
         let is_replay = answer.failures_are_replayed;
         let of_failures = [events, replay("", is_replay), setting("").only_if(is_replay)];
         add("failures", answer.failures.is_some(), &of_failures);

@@ -93,8 +93,8 @@ pub struct Answer {
     /// The peak of live bytes without the blocks of the code that holds the most memory at the most important
     /// moment; `null` if `code` is empty.
     pub peak_without_bytes: Option<u64>,
-    /// What the statements of the fields `sentence`, `memory`, `code`, `causes`, `holders`, `failures` and
-    /// `limit_bytes` rest on.
+    /// What the statements of the fields `sentence`, `memory`, `code`, `causes`, `holders`, `growth`,
+    /// `devices_sentence`, `failures` and `limit_bytes` rest on.
     pub evidence: Vec<Basis>,
     /// The setting that is worth its cost.
     pub choice: Option<Setting>,
