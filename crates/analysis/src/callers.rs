@@ -169,7 +169,21 @@ impl<'a> Callers<'a> {
     /// Returns the label of the code that has a stack, if the stack was recorded.
     #[must_use]
     pub fn code_of(&self, stack: Option<StackId>) -> Option<String> {
-        Some(self.labels(&[self.of_stack(stack?)]).concat())
+        Some(self.label_of(self.of_stack(stack?)))
+    }
+
+    /// Returns the label of one caller.
+    pub(crate) fn label_of(&self, caller: u32) -> String {
+        self.labels(&[caller]).concat()
+    }
+
+    /// Returns [`labels`](Self::labels) of those that are callers.
+    pub(crate) fn labels_of(
+        &self,
+        callers: impl Iterator<Item = Option<u32>> + Clone,
+    ) -> Vec<Option<String>> {
+        let mut labels = self.labels(&callers.clone().flatten().collect::<Vec<u32>>()).into_iter();
+        callers.map(|caller| caller.and_then(|_| labels.next())).collect()
     }
 
     /// Returns the frames of a caller, innermost first, as frame numbers of the recording.

@@ -296,20 +296,16 @@ impl Holders {
         rows.sort_unstable_by_key(|(caller, holder)| (holder.order(), *caller));
         let with_code = rows.iter().filter(|(caller, _)| caller.is_some()).count();
         rows.drain(most.min(with_code)..with_code);
-        let shown: Vec<u32> = rows.iter().filter_map(|(caller, _)| *caller).collect();
-        let mut labels = callers.labels(&shown).into_iter();
+        let labels = callers.labels_of(rows.iter().map(|(caller, _)| *caller));
         let categories = self.categories_of_callers(callers);
-        let label = |(caller, holder): (Option<u32>, Holder)| {
-            let asked_for_by = match (caller, holder.lived_before) {
-                (Some(_), _) => labels.next().unwrap_or_default(),
-                (None, true) => LIVED_BEFORE.to_owned(),
-                (None, false) => NO_STACK.to_owned(),
-            };
+        let label = |((caller, holder), label): ((Option<u32>, Holder), Option<String>)| {
+            let other = if holder.lived_before { LIVED_BEFORE } else { NO_STACK };
+            let asked_for_by = label.unwrap_or_else(|| other.to_owned());
             let (category, fate) =
                 caller.and_then(|caller| categories.get(&caller)).copied().unwrap_or_default();
             CodeHolder { asked_for_by, caller, category, fate, holder }
         };
-        rows.into_iter().map(label).collect()
+        rows.into_iter().zip(labels).map(label).collect()
     }
 }
 

@@ -73,10 +73,8 @@ fn by_code(holders: &[HostHolder], callers: &Callers<'_>, most: usize) -> Vec<Ho
     let mut rows: Vec<(Option<u32>, (u64, u64))> = sums.into_iter().collect();
     rows.sort_by_key(|(_, (bytes, _))| std::cmp::Reverse(*bytes));
     rows.truncate(most);
-    let row = |(caller, (bytes, blocks)): (Option<u32>, (u64, u64))| HostCode {
-        asked_for_by: caller.map(|caller| callers.labels(&[caller]).concat()),
-        bytes,
-        blocks,
-    };
-    rows.into_iter().map(row).collect()
+    let labels = callers.labels_of(rows.iter().map(|(caller, _)| *caller));
+    let rows = rows.iter().zip(labels);
+    let row = |(&(_, (bytes, blocks)), asked_for_by)| HostCode { asked_for_by, bytes, blocks };
+    rows.map(row).collect()
 }

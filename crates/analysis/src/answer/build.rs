@@ -130,7 +130,10 @@ fn facts(
     };
     let host = recording.trace.host.as_ref();
     let host = host.map(|host| HostFigures::of(host, &lists.callers, question.holders));
-    let summary = summary(recording, &timeline.lives, moments);
+    let by_code = (question.compared != Compared::Code)
+        .then(|| Callers::of(&recording.trace.stacks, Compared::Code));
+    let by_code = by_code.as_ref().unwrap_or(&lists.callers);
+    let summary = summary(recording, &timeline.lives, by_code, moments);
     let verdict = match recording.no_history {
         Some(no_history) => Verdict::NoHistory(no_history),
         None => Verdict::NotSearched { why: question.unsearched.unwrap_or_default().to_owned() },
@@ -231,16 +234,20 @@ fn torch_text(torch: ForTorch) -> Option<String> {
     }
 }
 
-fn summary(recording: &Recording, lives: &Lives, moments: &Moments) -> Summary {
+fn summary(
+    recording: &Recording,
+    lives: &Lives,
+    callers: &Callers<'_>,
+    moments: &Moments,
+) -> Summary {
     let Some(main) = moments.main() else {
         let totals = recording.trace.totals.as_ref();
         let memory = totals.map(totals_sentence).unwrap_or_default();
         return Summary { memory, ..Summary::default() };
     };
-    let callers = Callers::of(&recording.trace.stacks, Compared::Code);
     match recording.no_history {
-        Some(_) => Summary::of_dump(&callers, main),
-        None => Summary::of(lives, &callers, main, moments.peak_reserved_bytes()),
+        Some(_) => Summary::of_dump(callers, main),
+        None => Summary::of(lives, callers, main, moments.peak_reserved_bytes()),
     }
 }
 

@@ -190,16 +190,15 @@ pub(super) fn labelled(
         RowKey::Code { caller } => Some(caller),
         RowKey::Size { .. } | RowKey::Before => None,
     };
-    let mut labels = callers.labels(&rows.iter().filter_map(code).collect::<Vec<_>>()).into_iter();
-    let label = |(row, key): (GrowthRow, RowKey)| {
+    let labels = callers.labels_of(rows.iter().map(code));
+    let label = |((row, key), label): ((GrowthRow, RowKey), Option<String>)| {
         let asked_for_by = match key {
-            RowKey::Code { .. } => labels.next().unwrap_or_default(),
             RowKey::Size { each_bytes, stream } => {
                 size_label(each_bytes, lives.streams.items[stream as usize])
             }
-            RowKey::Before => String::new(),
+            RowKey::Code { .. } | RowKey::Before => label.unwrap_or_default(),
         };
         GrowthRow { asked_for_by, ..row }
     };
-    rows.into_iter().map(label).collect()
+    rows.into_iter().zip(labels).map(label).collect()
 }

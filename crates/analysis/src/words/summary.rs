@@ -106,7 +106,7 @@ fn unknown_before_bytes(rows: &[CodeHolder]) -> u64 {
 /// has a recorded stack.
 fn largest_code(callers: &Callers<'_>, holders: &Holders, rows: &[CodeHolder]) -> Option<String> {
     let largest = rows.first()?;
-    let label = callers.labels(&[largest.caller?]).concat().replacen(" < ", ", called by ", 1);
+    let label = callers.label_of(largest.caller?).replacen(" < ", ", called by ", 1);
     let (held_bytes, blocks) = largest.holder.sum();
     let of_code = match unknown_before_bytes(rows) > held_bytes {
         true => "Of the recorded code, ",
@@ -199,7 +199,7 @@ fn code(
     if category != largest.category
         && let Some(first) = rows.find_map(|row| row.caller)
     {
-        text += &format!(", the largest part by {}", callers.labels(&[first]).concat());
+        text += &format!(", the largest part by {}", callers.label_of(first));
     }
     let hint = match category {
         Category::ActivationsKept => STORED,
