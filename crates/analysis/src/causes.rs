@@ -74,6 +74,12 @@ impl Causes {
         }
     }
 
+    /// Returns the free bytes in segments.
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        self.split_rest_bytes.saturating_add(self.idle_segment_bytes)
+    }
+
     pub(super) fn add(&mut self, other: &Self) {
         self.requested_bytes = self.requested_bytes.saturating_add(other.requested_bytes);
         self.rounding_bytes = self.rounding_bytes.saturating_add(other.rounding_bytes);

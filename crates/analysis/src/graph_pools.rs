@@ -42,7 +42,7 @@ impl GraphPools {
         let mut streams: BTreeMap<StreamId, [u64; 3]> = BTreeMap::new();
         for heap in picture.heaps.iter().filter(|heap| heap.pool.capture != 0) {
             let Causes { split_rest_bytes, idle_segment_bytes, .. } = heap.causes;
-            let free_bytes = split_rest_bytes.saturating_add(idle_segment_bytes);
+            let free_bytes = heap.causes.free_bytes();
             let reserved_bytes = heap.causes.total_bytes();
             let used_bytes = reserved_bytes.saturating_sub(free_bytes);
             if free_bytes > 0 {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use stratalloc::config::shown;
 use stratalloc_analysis::{
-    Answer, CategoryBytes, Causes, Choice, CodeFigures, Compared, FrameFigures, FreeClass,
-    GrowthRow, HolderList, MomentCauses, Question, Setting, StepGrowth, counted_as, grouped,
-    host_sentence, totals_rows, totals_sentence,
+    Answer, CategoryBytes, Choice, CodeFigures, Compared, FrameFigures, FreeClass, GrowthRow,
+    HolderList, MomentCauses, Question, Setting, StepGrowth, counted_as, grouped, host_sentence,
+    totals_rows, totals_sentence,
 };
 use stratalloc_recording::Totals;
 
@@ -29,7 +29,7 @@ pub(crate) fn write(answer: &Answer, question: &Question) -> io::Result<()> {
         writeln!(out(), "{sentence}\n")?;
     }
     if answer.no_history.is_some() {
-        return write_dump(answer);
+        return write_dump(answer, question.compared);
     }
     write_sentences(answer)?;
     write_tried(answer, question)?;
@@ -85,7 +85,7 @@ pub(crate) fn write_no_history(answer: &Answer) -> io::Result<()> {
 }
 
 /// Prints the memory at the moment of the dump.
-fn write_dump(answer: &Answer) -> io::Result<()> {
+fn write_dump(answer: &Answer, compared: Compared) -> io::Result<()> {
     write_no_history(answer)?;
     let mut out = out();
     let host = answer.host.as_ref().map(host_sentence);
@@ -101,24 +101,9 @@ fn write_dump(answer: &Answer) -> io::Result<()> {
         return Ok(());
     };
     write_causes(&causes.main)?;
-    write_sum(holders)?;
-    if holders.has_stacks {
-        let row = |row: &CodeFigures| {
-            let (bytes, blocks) = (row.holder.requested_bytes, row.holder.blocks);
-            share_cells(
-                bytes,
-                holders.requested_bytes,
-                blocks,
-                std::slice::from_ref(&row.asked_for_by),
-            )
-        };
-        let heading = columns("MiB: | : | blocks: | requested by (called by)");
-        table(&mut out, &heading, &holders.by_stack.iter().map(row).collect::<Vec<_>>())?;
-    }
-    write_sizes(holders, if holders.has_stacks { SHOWN } else { usize::MAX })?;
+    write_holders(holders, compared)?;
     writeln!(out, "\n{}", answer.free_sentence())?;
-    let Causes { split_rest_bytes, idle_segment_bytes, .. } = causes.main.causes;
-    let free_bytes = split_rest_bytes.saturating_add(idle_segment_bytes);
+    let free_bytes = causes.main.causes.free_bytes();
     let row = |class: &FreeClass| {
         let each = format!("{} bytes on stream {:#x}", grouped(class.each_bytes), class.stream.0);
         share_cells(class.bytes, free_bytes, class.ranges, &[each])
@@ -244,14 +229,12 @@ fn write_growth(growth: &StepGrowth) -> io::Result<()> {
     writeln!(out)
 }
 
-fn write_sum(holders: &HolderList) -> io::Result<()> {
-    let blocks = counted_as(holders.blocks, "block", "blocks");
-    writeln!(out(), "Then {blocks} hold {} MiB:", mib(holders.requested_bytes as f64))
-}
-
 fn write_holders(holders: &HolderList, compared: Compared) -> io::Result<()> {
     let mut out = out();
-    write_sum(holders)?;
+    let blocks = counted_as(holders.blocks, "block", "blocks");
+    writeln!(out, "Then {blocks} hold {} MiB:", mib(holders.requested_bytes as f64))?;
+    // Without a history no ages are known.
+    let has_ages = !holders.by_age.is_empty();
     let cells = |bytes: u64, blocks: u64, more: &[String]| {
         share_cells(bytes, holders.requested_bytes, blocks, more)
     };
@@ -265,15 +248,22 @@ fn write_holders(holders: &HolderList, compared: Compared) -> io::Result<()> {
                     format!("{} to {}", grouped(newest.into()), grouped(oldest.into()))
                 }
             };
-            cells(holder.requested_bytes, holder.blocks, &[ago, asked_for_by.clone()])
+            let more = [ago, asked_for_by.clone()];
+            cells(holder.requested_bytes, holder.blocks, &more[usize::from(!has_ages)..])
         };
-        let heading = columns("MiB: | : | blocks: | requests ago: | requested by (called by)");
-        table(&mut out, &heading, &holders.by_stack.iter().map(row).collect::<Vec<_>>())?;
+        let heading = match has_ages {
+            true => "MiB: | : | blocks: | requests ago: | requested by (called by)",
+            false => "MiB: | : | blocks: | requested by (called by)",
+        };
+        table(&mut out, &columns(heading), &holders.by_stack.iter().map(row).collect::<Vec<_>>())?;
         if compared == Compared::AllFrames {
             write_stacks(&holders.by_stack)?;
         }
     }
     write_sizes(holders, if holders.has_stacks { SHOWN } else { usize::MAX })?;
+    if !has_ages {
+        return Ok(());
+    }
     let ages = holders.by_age.iter().map(|class| {
         let age = match class.up_to_requests {
             _ if class.lived_before => "before the recording began".to_owned(),
