@@ -1,15 +1,17 @@
 //! All blocks of a heap, in slots that are reused, last vacated first.
 //!
-//! The blocks are one contiguous array, so that a lookup needs no table of chunks. The array grows by a
-//! quarter while it is at most 256 KiB, then once to 16 MiB of address space, of which the system backs
-//! only the part that is used. Beyond that it doubles. Growth moves the blocks.
+//! The blocks are one contiguous array, so that a lookup needs no table of chunks. The array doubles from
+//! 1 KiB to 16 KiB and grows by a quarter up to 256 KiB, then once to 16 MiB of address space, of which the
+//! system backs only the part that is used. Beyond that it doubles. Growth moves the blocks.
 
 use super::at::{block_at, block_at_mut};
 use super::block::{Block, BlockState, Slot};
 
-/// The number of blocks that the array grows by.
-const CHUNK_BLOCKS: usize = CHUNK_SLOTS as usize;
-const CHUNK_SLOTS: u32 = 256;
+/// The most blocks that become vacant at once.
+const CHUNK_BLOCKS: usize = 256;
+/// The blocks of a new array. Few, because many programs have a heap for each of thousands of streams: the
+/// less memory a heap takes, the more of it stays in the processor's caches.
+const FIRST_BLOCKS: usize = 16;
 /// All slots are below this number.
 pub(super) const SLOTS_MAX: u32 = BLOCKS_MAX * Slot::STEP;
 const BLOCKS_MAX: u32 = 1 << 28;
@@ -123,8 +125,9 @@ impl Slab {
     #[inline(never)]
     fn grow(&mut self) {
         let start = self.blocks.len();
-        if self.blocks.capacity() < start + CHUNK_BLOCKS {
-            let quarter = (start / 4).next_multiple_of(CHUNK_BLOCKS).max(CHUNK_BLOCKS);
+        let chunk = start.clamp(FIRST_BLOCKS, CHUNK_BLOCKS);
+        if self.blocks.capacity() < start + chunk {
+            let quarter = (start / 4).next_multiple_of(chunk).max(chunk);
             self.blocks.reserve_exact(match start + quarter {
                 ..=STEPPED_BLOCKS => quarter,
                 _ if start < AMPLE_BLOCKS => AMPLE_BLOCKS - start,
@@ -133,8 +136,10 @@ impl Slab {
         }
         let first = u32::try_from(start).ok().filter(|first| *first < BLOCKS_MAX);
         let first = first.expect("a heap has fewer than 2^28 blocks");
-        for index in first..first + CHUNK_SLOTS {
-            let is_last = index + 1 == first + CHUNK_SLOTS;
+        #[expect(clippy::cast_possible_truncation, reason = "at most 256")]
+        let end = first + chunk as u32;
+        for index in first..end {
+            let is_last = index + 1 == end;
             let next = if is_last { Slot::NONE } else { Slot::at(index + 1) };
             let (links, priority) = ([next, Slot::NONE], priority_of(index));
             self.blocks.push(Block { links, priority, ..Block::VACANT });
