@@ -15,7 +15,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, SeqAccess, Vis
 use super::error::Failure;
 use super::input::Input;
 use super::json;
-use super::values::NumbersSeed;
+use super::values::{EachSeed, Numbers, NumbersSeed};
 use crate::Trace;
 use crate::totals::{CategoryTotal, Totals, TotalsSource};
 
@@ -30,9 +30,6 @@ const CATEGORIES: [&str; 8] = [
     "details of autograd",
     "unknown",
 ];
-
-/// The bytes of each category, and a leading zero, as in the file.
-type Sizes = [i128; CATEGORIES.len() + 1];
 
 /// Follows the bytes over time and keeps those at the peak.
 #[derive(Default)]
@@ -102,7 +99,17 @@ impl<'de> Visitor<'de> for Timeline {
         let short = || A::Error::custom("expected a list of times and a list of sizes");
         let times = items.next_element_seed(NumbersSeed::<1>)?.ok_or_else(short)?;
         let mut peak = Peak::default();
-        items.next_element_seed(Rows { peak: &mut peak })?.ok_or_else(short)?;
+        let see = |row: &Numbers<{ CATEGORIES.len() + 1 }>| {
+            if row.len != row.first.len() as u64 || !row.is_whole {
+                return Err(format!(
+                    "expected the bytes of 8 categories after a zero, found {} numbers",
+                    row.len
+                ));
+            }
+            peak.see(&row.first[1..]);
+            Ok(())
+        };
+        items.next_element_seed(EachSeed(see))?.ok_or_else(short)?;
         if items.next_element::<IgnoredAny>()?.is_some() {
             return Err(short());
         }
@@ -122,83 +129,25 @@ impl<'de> Visitor<'de> for Timeline {
     }
 }
 
-/// The list of sizes.
-struct Rows<'p> {
-    peak: &'p mut Peak,
-}
-
-impl<'de> DeserializeSeed<'de> for Rows<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<(), D::Error> {
-        d.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Rows<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of the sizes at each time")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        while let Some(row) = items.next_element_seed(NumbersSeed::<{ CATEGORIES.len() + 1 }>)? {
-            let sizes: Sizes = row.first;
-            if row.len != sizes.len() as u64 || !row.is_whole {
-                let text = format!(
-                    "expected the bytes of 8 categories after a zero, found {} numbers",
-                    row.len
-                );
-                return Err(A::Error::custom(text));
-            }
-            self.peak.see(&sizes[1..]);
-        }
-        Ok(())
-    }
-}
-
 /// Reads a list of changes.
 pub(super) fn parse_changes(input: &mut Input<'_>) -> Result<Trace, Failure> {
-    let decoded = Cell::new(0);
-    json::parse_as(input, &decoded, "the timeline", Changes)
-}
-
-struct Changes;
-
-impl<'de> DeserializeSeed<'de> for Changes {
-    type Value = Trace;
-
-    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Trace, D::Error> {
-        d.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Changes {
-    type Value = Trace;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of changes")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Trace, A::Error> {
-        let (mut peak, mut now) = (Peak::default(), [0_i128; CATEGORIES.len()]);
-        let mut times: Option<(i128, i128)> = None;
-        while let Some(change) = items.next_element_seed(NumbersSeed::<4>)? {
-            let [time_ns, _action, bytes, category] = change.first;
-            let place = usize::try_from(category).ok().and_then(|at| now.get_mut(at));
-            let Some(place) = place.filter(|_| change.len == 4 && change.is_whole) else {
-                let text = "expected a time, an action, bytes and a category from 0 to 7";
-                return Err(A::Error::custom(text));
-            };
-            *place = place.saturating_add(bytes);
-            peak.see(&now);
-            if time_ns >= 0 {
-                times = Some((times.map_or(time_ns, |(first, _)| first), time_ns));
-            }
+    let (mut peak, mut now) = (Peak::default(), [0_i128; CATEGORIES.len()]);
+    let mut times: Option<(i128, i128)> = None;
+    let see = |change: &Numbers<4>| {
+        let [time_ns, _action, bytes, category] = change.first;
+        let place = usize::try_from(category).ok().and_then(|at| now.get_mut(at));
+        let Some(place) = place.filter(|_| change.len == 4 && change.is_whole) else {
+            return Err("expected a time, an action, bytes and a category from 0 to 7".to_owned());
+        };
+        *place = place.saturating_add(bytes);
+        peak.see(&now);
+        if time_ns >= 0 {
+            times = Some((times.map_or(time_ns, |(first, _)| first), time_ns));
         }
-        let duration_us = times.and_then(|(first, last)| last.checked_sub(first));
-        let duration_us = duration_us.and_then(|ns| u64::try_from(ns / 1000).ok());
-        Ok(peak.into_trace(TotalsSource::RawMemoryTimeline, duration_us))
-    }
+        Ok(())
+    };
+    json::parse_as(input, &Cell::new(0), "the timeline", EachSeed(see))?;
+    let duration_us = times.and_then(|(first, last)| last.checked_sub(first));
+    let duration_us = duration_us.and_then(|ns| u64::try_from(ns / 1000).ok());
+    Ok(peak.into_trace(TotalsSource::RawMemoryTimeline, duration_us))
 }

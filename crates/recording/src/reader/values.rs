@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// The longest part of a text that is read, in bytes.
 const TEXT_MAX_BYTES: usize = 1024;
@@ -152,5 +152,38 @@ impl<'de, const N: usize> Visitor<'de> for NumbersSeed<N> {
             found.len += 1;
         }
         Ok(found)
+    }
+}
+
+/// Reads a list of lists of numbers. The function gets each of them, and returns the text of an error for one
+/// that is malformed.
+pub(super) struct EachSeed<const N: usize, F>(pub(super) F);
+
+impl<'de, const N: usize, F> DeserializeSeed<'de> for EachSeed<N, F>
+where
+    F: FnMut(&Numbers<N>) -> Result<(), String>,
+{
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<(), D::Error> {
+        d.deserialize_seq(self)
+    }
+}
+
+impl<'de, const N: usize, F> Visitor<'de> for EachSeed<N, F>
+where
+    F: FnMut(&Numbers<N>) -> Result<(), String>,
+{
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of lists of numbers")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<(), A::Error> {
+        while let Some(numbers) = items.next_element_seed(NumbersSeed::<N>)? {
+            (self.0)(&numbers).map_err(A::Error::custom)?;
+        }
+        Ok(())
     }
 }
