@@ -7,10 +7,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::causes::{Failed, Moment, Picture};
-use super::holders::{FoundBy, Holder, Holders, SizeClass};
+use super::holders::{FoundBy, Holder, Holders, HoldersSum};
+use super::passes::Fate;
 use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
 use stratalloc::ids::StreamId;
-use stratalloc_recording::{StackId, Trace};
+use stratalloc_recording::Trace;
 
 /// Free ranges of one size on one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -72,28 +73,21 @@ fn free_of(segments: &[SegmentLayout]) -> Vec<FreeClass> {
 impl Holders {
     /// Returns the live blocks of the final layout by stack and by size, without their ages.
     fn of_dump(trace: &Trace) -> Self {
-        let mut holders = Self::default();
-        let mut by_size: HashMap<(u64, StreamId), u64> = HashMap::new();
-        let mut by_stack: HashMap<Option<StackId>, Holder> = HashMap::new();
+        let mut sum = HoldersSum::default();
         for segment in &trace.segments {
             let is_live = |b: &&BlockLayout| b.state == BlockStateName::ActiveAllocated;
             for block in segment.blocks.iter().filter(is_live) {
-                holders.blocks += 1;
-                holders.requested_bytes =
-                    holders.requested_bytes.saturating_add(block.requested_bytes);
-                *by_size.entry((block.requested_bytes, segment.stream)).or_default() += 1;
-                let (stack, requested_bytes) =
-                    (trace.stack_at_end(block.address), block.requested_bytes);
+                let requested_bytes = block.requested_bytes;
                 let found_by = FoundBy { layout_bytes: requested_bytes, ..FoundBy::default() };
+                let stack = trace.stack_at_end(block.address);
                 let one =
                     Holder { stack, requested_bytes, blocks: 1, found_by, ..Holder::default() };
-                let known = by_stack.entry(stack);
-                known.and_modify(|holder| holder.add(&one)).or_insert(one);
+                sum.add(one, Fate::NotShown, segment.stream);
             }
         }
-        holders.by_size = SizeClass::all_of(by_size);
-        if !trace.block_stacks.is_empty() {
-            holders.by_stack = Holder::sorted(by_stack.into_values());
+        let mut holders = sum.finish();
+        if trace.block_stacks.is_empty() {
+            holders.by_stack.clear();
         }
         holders
     }

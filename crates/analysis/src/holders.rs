@@ -166,6 +166,44 @@ pub struct Holders {
     pub(super) by_fate: Vec<FateBytes>,
 }
 
+/// Adds up live blocks by stack, by what their lives show, and by size.
+#[derive(Default)]
+pub(super) struct HoldersSum {
+    holders: Holders,
+    by_stack: HashMap<(Option<StackId>, bool), Holder>,
+    by_fate: HashMap<(Option<StackId>, bool, Fate), (u64, u64)>,
+    by_size: HashMap<(u64, StreamId), u64>,
+}
+
+impl HoldersSum {
+    /// Adds a block: the holder of this block alone, what its life shows, and its stream.
+    pub(super) fn add(&mut self, one: Holder, fate: Fate, stream: StreamId) {
+        let Holder { stack, lived_before, requested_bytes, .. } = one;
+        self.holders.blocks += 1;
+        self.holders.requested_bytes = self.holders.requested_bytes.saturating_add(requested_bytes);
+        let known = self.by_stack.entry((stack, lived_before));
+        known.and_modify(|holder| holder.add(&one)).or_insert(one);
+        let (bytes, blocks) = self.by_fate.entry((stack, lived_before, fate)).or_default();
+        *bytes = bytes.saturating_add(requested_bytes);
+        *blocks += 1;
+        *self.by_size.entry((requested_bytes, stream)).or_default() += 1;
+    }
+
+    /// Returns the holders, without their ages.
+    pub(super) fn finish(self) -> Holders {
+        let by_fate = self.by_fate.into_iter();
+        let by_fate = by_fate.map(|((stack, lived_before, fate), (requested_bytes, blocks))| {
+            FateBytes { stack, lived_before, fate, requested_bytes, blocks }
+        });
+        Holders {
+            by_stack: Holder::sorted(self.by_stack.into_values()),
+            by_fate: by_fate.collect(),
+            by_size: SizeClass::all_of(self.by_size),
+            ..self.holders
+        }
+    }
+}
+
 /// The upper bounds of the age classes, in requests.
 const AGES: [u32; 4] = [10, 100, 1_000, 10_000];
 
@@ -176,35 +214,24 @@ impl Holders {
     /// Finds the holders of the blocks that live at a moment.
     #[must_use]
     pub(crate) fn at(lives: &Lives, passes: &Passes<'_>, moment: u32) -> Self {
-        let mut holders = Self::default();
-        let mut by_stack: HashMap<(Option<StackId>, bool), Holder> = HashMap::new();
-        let mut by_fate: HashMap<(Option<StackId>, bool, Fate), (u64, u64)> = HashMap::new();
-        let mut by_size: HashMap<(u64, StreamId), u64> = HashMap::new();
+        let mut sum = HoldersSum::default();
         let mut by_age = [AgeClass::default(); AGES.len() + 2];
         let now_requests = lives.requests_until(moment);
         for block in lives.live_at(moment) {
             let Block { requested_bytes, stack, .. } = *block;
-            holders.blocks += 1;
-            holders.requested_bytes = holders.requested_bytes.saturating_add(requested_bytes);
             let lived_before = lives.lived_before(block);
             let age_requests = now_requests.saturating_sub(lives.requests_until(block.born));
             let age = (!lived_before).then_some(age_requests);
-            let is_unknown = lived_before && stack.is_none();
             let one = Holder {
                 stack,
-                lived_before: is_unknown,
+                lived_before: lived_before && stack.is_none(),
                 blocks: 1,
                 requested_bytes,
                 oldest_requests: age,
                 newest_requests: age,
                 found_by: FoundBy::of(block),
             };
-            let known = by_stack.entry((stack, is_unknown));
-            known.and_modify(|holder| holder.add(&one)).or_insert(one);
-            let sum = by_fate.entry((stack, is_unknown, passes.fate(block))).or_default();
-            *sum = (sum.0.saturating_add(requested_bytes), sum.1 + 1);
-            let stream = lives.streams.items[block.stream as usize];
-            *by_size.entry((requested_bytes, stream)).or_default() += 1;
+            sum.add(one, passes.fate(block), lives.streams.items[block.stream as usize]);
             let class = match lived_before {
                 true => AGES.len() + 1,
                 false => AGES.partition_point(|&end| end < age_requests),
@@ -212,13 +239,7 @@ impl Holders {
             by_age[class].blocks += 1;
             by_age[class].requested_bytes += requested_bytes;
         }
-        holders.by_stack = Holder::sorted(by_stack.into_values());
-        let by_fate = by_fate.into_iter().map(|((stack, lived_before, fate), sum)| {
-            let (requested_bytes, blocks) = sum;
-            FateBytes { stack, lived_before, fate, requested_bytes, blocks }
-        });
-        holders.by_fate = by_fate.collect();
-        holders.by_size = SizeClass::all_of(by_size);
+        let mut holders = sum.finish();
         by_age[AGES.len() + 1].lived_before = true;
         let ends = AGES.into_iter().map(Some).chain([None, None]);
         let aged = by_age.into_iter().zip(ends);
@@ -338,14 +359,14 @@ impl Holder {
     }
 
     /// Returns holders in the order of [`Holders::by_stack`].
-    pub(super) fn sorted(holders: impl Iterator<Item = Self>) -> Vec<Self> {
+    fn sorted(holders: impl Iterator<Item = Self>) -> Vec<Self> {
         let mut holders: Vec<_> = holders.collect();
         holders.sort_unstable_by_key(|holder| (holder.order(), holder.stack));
         holders
     }
 
     /// Adds the blocks of another holder.
-    pub(super) fn add(&mut self, other: &Self) {
+    fn add(&mut self, other: &Self) {
         self.blocks += other.blocks;
         self.requested_bytes = self.requested_bytes.saturating_add(other.requested_bytes);
         let [oldest, newest] = [

@@ -102,6 +102,7 @@ fn write_dump(answer: &Answer, compared: Compared) -> io::Result<()> {
     };
     write_causes(&causes.main)?;
     write_holders(holders, compared)?;
+    write_categories(answer)?;
     writeln!(out, "\n{}", answer.free_sentence())?;
     let free_bytes = causes.main.causes.free_bytes();
     let row = |class: &FreeClass| {

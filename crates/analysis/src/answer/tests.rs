@@ -331,3 +331,30 @@ fn sentences_about_settings_contain_figures_of_replays() {
         check(&name, &recording, &found);
     }
 }
+
+#[test]
+fn a_dump_with_stacks_has_the_categories_of_their_functions() {
+    let block = |file: &str, name: &str| {
+        let frame =
+            format!(r#"{{"filename":"/v/site-packages/torch/{file}","line":1,"name":"{name}"}}"#);
+        format!(r#"{{"size":1048576,"state":"active_allocated","frames":[{frame}]}}"#)
+    };
+    let blocks = [
+        block("nn/modules/module.py", "_call_impl"),
+        block("nn/modules/module.py", "_apply"),
+        block("nn/modules/module.py", "_call_impl"),
+    ];
+    let segment =
+        r#""device":0,"address":0,"total_size":3145728,"stream":0,"segment_type":"large""#;
+    let json = format!(
+        r#"{{"segments":[{{{segment},"blocks":[{}]}}],"device_traces":[[]]}}"#,
+        blocks.join(",")
+    );
+    let trace = reader::read_bytes("made", json.as_bytes(), &Limits::default(), None).unwrap();
+    let answer = described("made", &recording_of(trace), &Question::default()).unwrap();
+    let categories = answer.moments[0].categories.iter().map(|one| (one.category, one.blocks));
+    let expected = [("parameters and buffers", 1), ("activations", 2)];
+    assert_eq!(categories.collect::<Vec<_>>(), expected);
+    let rows = answer.holders.as_ref().unwrap().by_stack.iter().map(|row| row.category);
+    assert_eq!(rows.collect::<Vec<_>>(), [Some("activations"), Some("parameters and buffers")]);
+}
