@@ -22,6 +22,7 @@ use crate::callers::Callers;
 use crate::lives::Lives;
 use crate::moments::Timeline;
 use crate::recording::{Limit, Recording};
+use crate::words::no_steps;
 use marks::marked;
 use rows::RowSeries;
 use series::{Course, kept};
@@ -125,11 +126,11 @@ impl StepGrowth {
     ) -> Result<Self, &'static str> {
         let lives = &timeline.lives;
         if recording.no_history.is_some() {
-            return Err("the recording has no history");
+            return Err(no_steps::NO_HISTORY);
         }
         let missing = recording.trace.missing;
         if missing.frees + missing.allocations > 0 {
-            return Err("requests or frees were left out when it was made (skip_actions)");
+            return Err(no_steps::LEFT_OUT);
         }
         let live_bytes = lives.live_bytes(|_| true);
         let failure = lives.failures.first().map(|failure| failure.moment);
@@ -141,18 +142,18 @@ impl StepGrowth {
             let by_requests = || steps::find(lives, callers, until, &live_bytes);
             Some((until, marked(true).or_else(by_requests).or_else(|| marked(false))?.last()))
         });
-        let mut missing = "no sequence of requests repeats at even distances until its end";
+        let mut missing = no_steps::NO_SEQUENCE;
         let mut is_long = |steps: &Steps| {
             let is_long = steps.count() >= STEPS_MIN;
             if !is_long {
-                missing = "it has fewer than 4 complete steps";
+                missing = no_steps::FEW_STEPS;
             }
             is_long
         };
         let found = found.find(|(_, steps)| is_long(steps));
         let (until, steps) = found.ok_or(missing)?;
         if !frees(lives, &steps, until) {
-            return Err("what repeats in it frees hardly any block, so it is no step");
+            return Err(no_steps::FREES_NOTHING);
         }
         let failed = failure == Some(until);
         Ok(Self::measured(recording, lives, callers, most_rows, &steps, &live_bytes, failed))

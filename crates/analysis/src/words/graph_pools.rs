@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{near, part};
+use super::{near, percent};
 use crate::answer::{HeapFigures, MomentCauses};
 use crate::causes::Causes;
 use crate::graph_pools::GraphPools;
@@ -16,10 +16,10 @@ impl GraphPools {
     #[must_use]
     pub fn sentence(&self, total_bytes: u64) -> Option<String> {
         let Self { pools, free_bytes, reserved_bytes, shared_need_bytes, is_shareable, .. } = *self;
-        let percent = part(free_bytes, total_bytes) * 100.0;
+        let percent = percent(free_bytes, total_bytes);
         is_shareable.then(|| {
             format!(
-                "{} MiB ({percent:.0} %) are free in {pools} private pools: their graphs keep them, empty_cache does \
+                "{} MiB ({percent} %) are free in {pools} private pools: their graphs keep them, empty_cache does \
                  not release them; one pool for all captures (pool=), the largest captured first, would need about \
                  {} MiB instead of {} MiB. That is safe only if the graphs are replayed in the order of their captures, one at \
                  a time, and no output is read after a later replay.",

@@ -8,6 +8,18 @@ use stratalloc::size::MIB;
 /// The number of rows that the sentence names.
 const NAMED: usize = 3;
 
+/// The reasons why no steps are found.
+pub(crate) mod no_steps {
+    pub(crate) const NO_HISTORY: &str = "the recording has no history";
+    pub(crate) const LEFT_OUT: &str =
+        "requests or frees were left out when it was made (skip_actions)";
+    pub(crate) const NO_SEQUENCE: &str =
+        "no sequence of requests repeats at even distances until its end";
+    pub(crate) const FEW_STEPS: &str = "it has fewer than 4 complete steps";
+    pub(crate) const FREES_NOTHING: &str =
+        "what repeats in it frees hardly any block, so it is no step";
+}
+
 impl StepGrowth {
     /// Returns the result as sentences. `failed` is true if the steps end with a failed request.
     pub(crate) fn text(&self, failed: bool) -> String {

@@ -11,7 +11,7 @@ mod verdict;
 
 pub use devices::{devices_sentence, ranks_sentence};
 pub use graph_pools::CausesColumn;
-pub(crate) use growth::size_label;
+pub(crate) use growth::{no_steps, size_label};
 pub use host::host_sentence;
 pub use summary::Summary;
 pub use totals::{totals_rows, totals_sentence};
@@ -70,6 +70,12 @@ pub(super) fn whole_or_near(bytes: u64) -> String {
 /// Formats bytes in whole MiB, rounded up so that a device of this size suffices.
 pub(super) fn mib(bytes: u64) -> String {
     grouped(bytes.div_ceil(MIB))
+}
+
+/// Returns a share in whole percent, rounded.
+pub(super) fn percent(part: u64, of: u64) -> u64 {
+    let of = u128::from(of.max(1));
+    u64::try_from((u128::from(part) * 100 + of / 2) / of).unwrap_or(100)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a printed number")]
@@ -136,8 +142,8 @@ impl Picture {
         let of_pools = pools.and_then(|pools| pools.sentence(total));
         let is_of_pools = of_pools.is_some() && pools.is_some_and(|pools| pools.is_largest_cause);
         if bytes > 0 && !is_of_pools {
-            let share = part(bytes, total) * 100.0;
-            text += &format!("; {} MiB ({share:.0} %) are {name}", near(bytes));
+            let share = percent(bytes, total);
+            text += &format!("; {} MiB ({share} %) are {name}", near(bytes));
         }
         if let (Moment::FirstFailure, Some(largest)) =
             (self.moment, self.heaps.iter().map(|heap| heap.largest_free_bytes).max())

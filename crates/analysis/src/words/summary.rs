@@ -1,7 +1,7 @@
 //! The sentences about the program's memory: which code holds the most, and how much less memory the program
 //! would need without that code's blocks.
 
-use super::{counted_as, near};
+use super::{counted_as, near, percent};
 use crate::callers::Callers;
 use crate::categories::Category;
 use crate::causes::{Moment, Picture};
@@ -286,9 +286,4 @@ fn peak_without(lives: &Lives, callers: &Callers<'_>, caller: u32) -> u64 {
     let is_other =
         |block: &Block| block.stack.is_none_or(|stack| callers.of_stack(stack) != caller);
     lives.live_bytes(is_other).into_iter().max().unwrap_or(0)
-}
-
-fn percent(part: u64, of: u64) -> u64 {
-    let of = u128::from(of.max(1));
-    u64::try_from((u128::from(part) * 100 + of / 2) / of).unwrap_or(100)
 }
