@@ -179,7 +179,7 @@ fn object(head: &[u8]) -> Format {
     found.min_by_key(|(at, _)| *at).map_or(Format::Json, |(_, format)| format)
 }
 
-/// Recognises a JSON list: a list of segments, a list of a profiler's events, or a timeline.
+/// Recognises a JSON list: a list of segments, of a profiler's events or of counters, or a timeline.
 fn list(head: &[u8]) -> Format {
     let signs: Vec<u8> = head.iter().copied().filter(|sign| !sign.is_ascii_whitespace()).collect();
     match signs.as_slice() {
@@ -202,6 +202,7 @@ fn list(head: &[u8]) -> Format {
         {
             Format::Profile
         }
+        [b'[', b'{', ..] => object(&signs),
         _ => Format::Json,
     }
 }

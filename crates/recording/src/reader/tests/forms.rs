@@ -140,6 +140,16 @@ fn counters_of_the_allocator_are_read_flat_and_nested() {
     let found = totals(nested);
     assert_eq!((found.peak_allocated_bytes, found.peak_reserved_bytes), (Some(4096), Some(8192)));
     assert_eq!((found.retries, found.failures), (Some(2), Some(3)));
+    let inside = totals(&format!("{{\"step\":3,\"rank0\":{{\"memory\":{flat}}}}}"));
+    assert_eq!(Totals { entries: expected.entries, ..inside }, expected);
+    assert_eq!(totals(&format!("[{nested}]")).peak_allocated_bytes, Some(4096));
+    for (two, found) in [
+        (format!("{{\"cuda:0\":{flat},\"cuda:1\":{nested}}}"), r#""cuda:0" and "cuda:1""#),
+        (format!("[{flat},{flat}]"), r#""0" and "1""#),
+    ] {
+        let error = read_from(two.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("counters of one device") && error.contains(found), "{error}");
+    }
     let error = read_from(b"{\"num_alloc_retries\":2}").unwrap_err().to_string();
     assert!(error.contains("expected the counter allocated_bytes.all.peak"), "{error}");
     for huge in ["1e400", "99999999999999999999999", "-5", "\"x\"", "null", "[[]]"] {
