@@ -196,7 +196,11 @@ fn row(line: &str) -> Result<LogRow, Mismatch> {
         "free" => RowAction::Free,
         other => return Err(wrong("allocate, allocate failure or free", other)),
     };
-    let address = number(pointer).ok_or_else(|| wrong("a pointer", pointer))?;
+    // RMM prints the null pointer of a failure as printf or as fmt does.
+    let address = match pointer {
+        "(nil)" => 0,
+        some => number(some).ok_or_else(|| wrong("a pointer", some))?,
+    };
     if address == 0 && action != RowAction::Failure {
         return Err(wrong("a pointer that is not null", pointer));
     }

@@ -23,7 +23,7 @@ fn a_log_becomes_the_requests_that_were_made() {
         HEADER.to_owned(),
         row("allocate", "0x7f0000000000,1000,0x0"),
         "22,01:02:03:000001,allocate,0x7f0000000400,5,0x55d0c0de\r\n".to_owned(),
-        row("allocate failure", "0x0,99999999,0x55d0c0de"),
+        row("allocate failure", "(nil),99999999,0x55d0c0de"),
         row("free", "0x7f0000000000,1000,0x0"),
         row("free", "512,7,0"),
         row("allocate", "0x7f0000000000,8,2"),
