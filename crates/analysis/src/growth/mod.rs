@@ -48,7 +48,7 @@ pub struct StepGrowth {
     /// 1,000 steps.
     pub is_growing: bool,
     /// Whether the growth determines the need: it is a tenth of the live bytes, and these are most of the
-    /// reserved ones; or a request failed after it.
+    /// reserved ones or larger blocks replace others; or a request failed after it.
     pub is_decisive: bool,
     /// The growth of a step, in requested bytes: the sum of the growing rows, or of all live bytes if no row
     /// grows alone.
@@ -107,6 +107,17 @@ pub enum GrowthCourse {
     FilledOnce,
 }
 
+/// The end of the steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StepsEnd {
+    /// That of the recording.
+    Recording,
+    /// A request that failed when the recording was made.
+    Failure,
+    /// A request that failed in a replay with the memory that is set.
+    FailedReplay,
+}
+
 /// The growth over this many steps is compared with the live bytes.
 const RELEVANT_STEPS: u64 = 1000;
 /// Rows that filled once are listed from this share of the live bytes on.
@@ -155,8 +166,12 @@ impl StepGrowth {
         if !frees(lives, &steps, until) {
             return Err(no_steps::FREES_NOTHING);
         }
-        let failed = failure == Some(until);
-        Ok(Self::measured(recording, lives, callers, most_rows, &steps, &live_bytes, failed))
+        let end = match failure == Some(until) {
+            false => StepsEnd::Recording,
+            true if timeline.is_replay && !recording.trace.requests_only => StepsEnd::FailedReplay,
+            true => StepsEnd::Failure,
+        };
+        Ok(Self::measured(recording, lives, callers, most_rows, &steps, &live_bytes, end))
     }
 
     fn measured(
@@ -166,8 +181,9 @@ impl StepGrowth {
         most_rows: usize,
         steps: &Steps,
         live_bytes: &[u64],
-        failed: bool,
+        end: StepsEnd,
     ) -> Self {
+        let failed = end != StepsEnd::Recording;
         let at_end = |end: &u32| live_bytes.get(*end as usize).copied().unwrap_or(0);
         let live: Vec<u64> = steps.ends.iter().map(at_end).collect();
         let (live_kept, live_end) = (kept(&live), live.last().copied().unwrap_or(0));
@@ -214,10 +230,11 @@ impl StepGrowth {
         let replaces = growing.first().is_some_and(|(series, rate)| {
             series.growing(*rate).0.course == GrowthCourse::LargerBlocks
         });
-        let is_large = is_share(10) && (is_mostly_live || replaces);
+        let peak = last_peak(steps, live_bytes);
+        let is_large = is_share(10) && (is_mostly_live || replaces && grown_bytes >= peak / 10);
         let is_decisive = is_growing && (is_large || failed && (is_share(20) || begins_late));
         let limit = recording.limit.and_then(Limit::known).filter(|_| is_growing && !failed);
-        let room_bytes = |limit: Limit| limit.bytes.saturating_sub(last_peak(steps, live_bytes));
+        let room_bytes = |limit: Limit| limit.bytes.saturating_sub(peak);
         let steps_left = limit.map(|limit| room_bytes(limit) / bytes_per_step.max(1));
         let grown = growing.iter().map(|(series, rate)| series.growing(*rate));
         let filled = filled.iter().map(|(series, [first, last])| series.filled(*first, *last));
@@ -249,7 +266,7 @@ impl StepGrowth {
             live_at_ends: points(&live),
             sentence: String::new(),
         };
-        all.sentence = all.text(failed);
+        all.sentence = all.text(end);
         all
     }
 }

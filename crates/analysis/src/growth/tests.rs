@@ -319,6 +319,13 @@ fn a_block_at_every_third_step_is_growth_of_a_third() {
     assert!((42..=43).contains(&found.steps), "{found:?}");
     assert!((3 * MIB..5 * MIB).contains(&found.bytes_per_step), "{found:?}");
     assert!(found.sentence.contains("train.py:54 main, 1 block in 3 steps"), "{}", found.sentence);
+    let leak = |program: &mut Program, step: u64| {
+        if !step.is_multiple_of(3) {
+            program.alloc(12, &LEAK);
+        }
+    };
+    let found = trained(43, |_| 10, leak).found();
+    assert!(found.sentence.contains("train.py:54 main, 0.7 blocks a step"), "{}", found.sentence);
 }
 
 #[test]

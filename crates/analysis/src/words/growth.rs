@@ -1,7 +1,7 @@
 //! The sentences about growth from step to step.
 
 use super::{counted_as, grouped, near};
-use crate::growth::{GrowthCourse, GrowthRow, StepGrowth};
+use crate::growth::{GrowthCourse, GrowthRow, StepGrowth, StepsEnd};
 use stratalloc::ids::StreamId;
 use stratalloc::size::MIB;
 
@@ -21,13 +21,17 @@ pub(crate) mod no_steps {
 }
 
 impl StepGrowth {
-    /// Returns the result as sentences. `failed` is true if the steps end with a failed request.
-    pub(crate) fn text(&self, failed: bool) -> String {
+    /// Returns the result as sentences.
+    pub(crate) fn text(&self, end: StepsEnd) -> String {
         let steps = counted_as(self.steps, "step", "steps");
         if !self.is_growing {
             return format!("Live memory does not grow steadily over {steps}.");
         }
-        let until = if failed { " before a request failed" } else { "" };
+        let until = match end {
+            StepsEnd::Recording => "",
+            StepsEnd::Failure => " before a request failed",
+            StepsEnd::FailedReplay => " before a request fails under the limit",
+        };
         let mut text = format!(
             "Live memory grows by {} a step, {} MiB over {steps}{until}",
             small(self.bytes_per_step),
@@ -102,12 +106,14 @@ impl GrowthRow {
     /// Formats the blocks of a step: "1 block a step", "1.8 blocks a step", "1 block in 3 steps".
     fn blocks_text(&self) -> String {
         let tenths = (self.blocks_per_step * 10.0).round() / 10.0;
+        let steps_each = 1.0 / self.blocks_per_step;
+        let is_whole = (steps_each - steps_each.round()).abs() < steps_each / 20.0;
         if tenths == 1.0 {
             "1 block a step".to_owned()
-        } else if tenths > 1.0 {
+        } else if tenths > 0.5 || tenths > 0.2 && !is_whole {
             format!("{tenths} blocks a step")
         } else {
-            format!("1 block in {:.0} steps", 1.0 / self.blocks_per_step)
+            format!("1 block in {steps_each:.0} steps")
         }
     }
 

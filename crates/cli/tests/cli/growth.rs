@@ -63,6 +63,10 @@ fn the_steps_that_fit_are_counted_if_the_memory_is_known() {
         sentence.contains("At this rate, at most 52 more steps fit under the limit. "),
         "{sentence}"
     );
+    // No request failed when the recording was made.
+    let json = ok(&["advise", &path, "--quick", "--json", "--total-memory", "320MiB"]).json();
+    let sentence = json["growth"]["sentence"].as_str().unwrap();
+    assert!(sentence.contains(" steps before a request fails under the limit: "), "{sentence}");
 }
 
 #[test]
