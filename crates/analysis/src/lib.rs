@@ -80,7 +80,7 @@ pub use diff::{Diff, Growth, KeptSegment, ShownRequest, Side, difference};
 pub use dump::{Dump, FreeClass};
 pub use figures::Figures;
 pub use forecast::{Forecast, ForecastError, Sample, Sizes, VALUE_MAX};
-pub use graph_pools::GraphPools;
+pub use graph_pools::{GraphPools, ProgramPools};
 pub use growth::{GrowthCourse, GrowthRow, StepGrowth};
 pub use holders::{AgeClass, CategoryBytes, FoundBy, Holder, Holders, SizeClass};
 pub use host::{HostCode, HostFigures};

@@ -9,7 +9,7 @@ use crate::callers::{Callers, Compared, Files};
 use crate::categories::Category;
 use crate::causes::Picture;
 use crate::dump::Dump;
-use crate::graph_pools::GraphPools;
+use crate::graph_pools::{GraphPools, ProgramPools};
 use crate::growth::StepGrowth;
 use crate::holders::{CodeHolder, Holders};
 use crate::host::HostFigures;
@@ -298,6 +298,7 @@ impl Lists<'_> {
             failed_by: self.callers.code_of(failed.and_then(|failed| failed.stack)),
             why: picture.sentence(streams),
             graph_pools: GraphPools::at(picture),
+            program_pools: ProgramPools::at(picture),
             heaps: picture.heaps.iter().map(HeapFigures::of).collect(),
         }
     }

@@ -15,7 +15,7 @@ use super::advice::{AdviceOptions, Tried, for_pytorch};
 use super::callers::Compared;
 use super::causes::{Causes, HeapCauses};
 use super::dump::FreeClass;
-use super::graph_pools::GraphPools;
+use super::graph_pools::{GraphPools, ProgramPools};
 use super::growth::StepGrowth;
 use super::holders::{AgeClass, CategoryBytes, Holder, SizeClass};
 use super::host::HostFigures;
@@ -317,6 +317,8 @@ pub struct MomentCauses {
     pub why: String,
     /// The private pools that captures of graphs made; `null` if none has free memory.
     pub graph_pools: Option<GraphPools>,
+    /// The private pools that the program made itself; `null` if none has free memory.
+    pub program_pools: Option<ProgramPools>,
     /// The bytes of each stream of each pool, the largest first.
     pub heaps: Vec<HeapFigures>,
 }

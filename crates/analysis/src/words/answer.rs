@@ -29,27 +29,29 @@ impl Answer {
     }
 
     /// Returns the kind of the result and its sentences. Growth from step to step precedes the settings if it
-    /// decides: no setting stops it. So does a sentence about the pools of graphs, if most of the memory that is
-    /// not live is free in them: one pool saves more than a setting.
+    /// decides: no setting stops it. So does a sentence about private pools, if most of the memory that is not
+    /// live is free in them: no setting releases it, and one pool for graphs saves more than a setting.
     pub(crate) fn result(&self) -> (&'static str, String) {
         let growth = self.growth.as_ref().filter(|growth| growth.is_decisive);
         let name = growth.map_or(self.verdict.name(), |_| "growth");
         let growth = growth.map(|growth| growth.sentence.clone());
-        let parts = [growth, self.graph_pools_sentence(), Some(self.verdict.sentence())];
+        let parts = [growth, self.pools_sentence(), Some(self.verdict.sentence())];
         (name, parts.into_iter().flatten().collect::<Vec<String>>().join(" "))
     }
 
-    /// Returns a sentence about free memory in the pools of graphs if it is the largest cause: at the first
-    /// failure, else at the peak of reserved bytes.
-    fn graph_pools_sentence(&self) -> Option<String> {
+    /// Returns a sentence about free memory in private pools if it is the largest cause: at the first failure,
+    /// else at the peak of reserved bytes.
+    fn pools_sentence(&self) -> Option<String> {
         let causes = self.causes.as_ref()?;
         let reserved = causes.peak_reserved.as_ref();
         let moment = match causes.main.failed_bytes {
             Some(_) => &causes.main,
             None => reserved.unwrap_or(&causes.main),
         };
-        let pools = moment.graph_pools.filter(|pools| pools.is_largest_cause)?;
-        pools.sentence(moment.reserved_bytes)
+        let of_graphs = moment.graph_pools.filter(|pools| pools.is_largest_cause);
+        let of_program = moment.program_pools.filter(|pools| pools.is_largest_cause);
+        let of_graphs = of_graphs.and_then(|pools| pools.sentence(moment.reserved_bytes));
+        of_graphs.or_else(|| of_program?.sentence(moment.reserved_bytes))
     }
 
     /// Returns the totals of a file that has nothing else.

@@ -1,11 +1,12 @@
-//! The sentence about the private pools of graphs, and the columns of a table with many pools.
+//! The sentences about private pools, and the columns of a table with many pools.
 
 use std::collections::BTreeSet;
 
-use super::{near, percent};
+use super::{counted_as, near, part, percent};
 use crate::answer::{HeapFigures, MomentCauses};
 use crate::causes::Causes;
-use crate::graph_pools::GraphPools;
+use crate::graph_pools::{GraphPools, ProgramPools};
+use crate::verdict::WORTH;
 
 /// Private pools beyond this number share a column of a table.
 const POOLS_LISTED: usize = 3;
@@ -26,6 +27,23 @@ impl GraphPools {
                 near(free_bytes),
                 near(shared_need_bytes),
                 near(reserved_bytes)
+            )
+        })
+    }
+}
+
+impl ProgramPools {
+    /// Returns a sentence about their free bytes. `None` if they are few. `total_bytes` are all reserved bytes.
+    #[must_use]
+    pub fn sentence(&self, total_bytes: u64) -> Option<String> {
+        let share = part(self.free_bytes, total_bytes);
+        (share >= WORTH).then(|| {
+            format!(
+                "{} MiB ({:.0} %) are free in {} that the program made (torch.cuda.MemPool or graph_pool_handle): \
+                 requests outside do not use them.",
+                near(self.free_bytes),
+                share * 100.0,
+                counted_as(self.pools, "private pool", "private pools")
             )
         })
     }

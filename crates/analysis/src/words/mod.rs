@@ -24,7 +24,7 @@ use serde::Serialize;
 use crate::advice::{Advice, Tried};
 use crate::answer::HeapFigures;
 use crate::causes::{Causes, Moment, Picture};
-use crate::graph_pools::GraphPools;
+use crate::graph_pools::{GraphPools, ProgramPools};
 use crate::holders::CategoryBytes;
 use crate::needs::Need;
 use crate::passes::Fate;
@@ -140,7 +140,10 @@ impl Picture {
         let mut text = format!("{when}, {} MiB are reserved and {live} MiB are live", near(total));
         let pools = GraphPools::at(self);
         let of_pools = pools.and_then(|pools| pools.sentence(total));
-        let is_of_pools = of_pools.is_some() && pools.is_some_and(|pools| pools.is_largest_cause);
+        let program_pools = ProgramPools::at(self);
+        let of_program = program_pools.and_then(|pools| pools.sentence(total));
+        let is_of_pools = of_pools.is_some() && pools.is_some_and(|pools| pools.is_largest_cause)
+            || of_program.is_some() && program_pools.is_some_and(|pools| pools.is_largest_cause);
         if bytes > 0 && !is_of_pools {
             let share = percent(bytes, total);
             text += &format!("; {} MiB ({share} %) are {name}", near(bytes));
@@ -151,9 +154,9 @@ impl Picture {
             text += &format!(". The largest free block has {} MiB", near(largest));
         }
         text.push('.');
-        if let Some(of_pools) = of_pools {
+        for of_pools in of_pools.iter().chain(&of_program) {
             text.push(' ');
-            text += &of_pools;
+            text += of_pools;
         }
         // At the peak of live bytes, streams that become busy later have not reserved their memory yet.
         if !matches!(self.moment, Moment::PeakLive | Moment::End | Moment::Dump)
