@@ -16,11 +16,15 @@ use stratalloc::history::{Action, BlockStateName, SegmentLayout};
 pub struct DeviceFigures {
     /// The number of the device.
     pub device: u32,
-    /// The number of recorded events. Without events, only the memory at the end is known.
+    /// The number of recorded events.
     pub events: u64,
-    /// The peak of reserved bytes; without events, those at the end.
+    /// Whether only the memory at the end is known: fewer than two requests were recorded, and memory existed
+    /// before them.
+    #[serde(default)]
+    pub is_end_only: bool,
+    /// The peak of reserved bytes, or those at the end if only these are known.
     pub reserved_peak_bytes: u64,
-    /// The peak of live bytes, as requested; without events, those at the end.
+    /// The peak of live bytes, as requested, or those at the end if only these are known.
     pub live_peak_bytes: u64,
     /// The number of requests that failed.
     pub failures: u64,
@@ -41,12 +45,19 @@ impl DeviceFigures {
     }
 
     /// Returns the key by which devices are sorted: those with events, of these the one that failed first,
-    /// then those with the most reserved bytes.
+    /// then those with a history, then those with the most reserved bytes.
     #[must_use]
     pub fn order(&self) -> impl Ord + use<> {
         let first_failure_us = self.first_failure_us.unwrap_or(u64::MAX);
         let bytes = Reverse((self.reserved_peak_bytes, self.live_peak_bytes));
-        (self.events == 0, self.failures == 0, first_failure_us, bytes, self.device)
+        (
+            self.events == 0,
+            self.failures == 0,
+            first_failure_us,
+            self.is_end_only,
+            bytes,
+            self.device,
+        )
     }
 }
 
@@ -109,6 +120,7 @@ pub(super) struct Survey {
     live: Course,
     live_until_completed: Course,
     has_free_requests: bool,
+    requests: u64,
 }
 
 impl Survey {
@@ -119,6 +131,7 @@ impl Survey {
             Action::SegmentAlloc | Action::SegmentMap => self.reserved.add(bytes),
             Action::SegmentFree | Action::SegmentUnmap => self.reserved.add(-bytes),
             Action::Alloc => {
+                self.requests += 1;
                 self.live.add(bytes);
                 self.live_until_completed.add(bytes);
             }
@@ -128,6 +141,7 @@ impl Survey {
             }
             Action::FreeCompleted => self.live_until_completed.add(-bytes),
             Action::OutOfMemory => {
+                self.requests += 1;
                 let figures = &mut self.figures;
                 figures.failures += 1;
                 if figures.failures == 1 && time_us > 0 {
@@ -141,12 +155,18 @@ impl Survey {
     pub(super) fn finish(self, device: u32, end: EndBytes) -> DeviceFigures {
         // A recorder may leave out the requests of frees.
         let live = if self.has_free_requests { self.live } else { self.live_until_completed };
-        DeviceFigures {
-            device,
-            reserved_peak_bytes: self.reserved.before_and_peak(end.reserved).1,
-            live_peak_bytes: live.before_and_peak(end.live).1,
-            ..self.figures
-        }
+        let (reserved_before, reserved_peak) = self.reserved.before_and_peak(end.reserved);
+        let (live_before, live_peak) = live.before_and_peak(end.live);
+        let is_end_only = match self.requests {
+            0 => true,
+            1 => reserved_before > 0 || live_before > 0,
+            _ => false,
+        };
+        let [reserved_peak_bytes, live_peak_bytes] = match is_end_only {
+            true => [end.reserved, end.live],
+            false => [reserved_peak, live_peak],
+        };
+        DeviceFigures { device, is_end_only, reserved_peak_bytes, live_peak_bytes, ..self.figures }
     }
 }
 
@@ -171,8 +191,9 @@ mod tests {
             of(3, 30, 4, Some(500)),
             DeviceFigures { events: 0, ..of(4, 1000, 0, None) },
             of(5, 95, 2, None),
+            DeviceFigures { is_end_only: true, ..of(6, 1000, 0, None) },
         ];
         devices.sort_by_key(DeviceFigures::order);
-        assert_eq!(devices.map(|one| one.device), [3, 2, 5, 1, 0, 4]);
+        assert_eq!(devices.map(|one| one.device), [3, 2, 5, 1, 0, 6, 4]);
     }
 }

@@ -251,6 +251,9 @@ pub struct NoHistory {
     pub requests: u64,
     /// The number of entries that are missing, if the reason is not `requests`.
     pub missing: u64,
+    /// The largest number of entries of another device in the file.
+    #[serde(skip)]
+    elsewhere: u64,
     /// Whether this library wrote the file.
     #[serde(skip)]
     is_ours: bool,
@@ -273,6 +276,7 @@ impl NoHistory {
             entries: trace.entries,
             requests: trace.requests().count() as u64,
             missing,
+            elsewhere: trace.entries_elsewhere,
             is_ours: trace.made_here.is_some(),
             totals: trace.totals.as_ref().map(|totals| totals.source),
         };
@@ -298,10 +302,19 @@ impl NoHistory {
     fn recorded(&self) -> String {
         let Self { lack, entries, requests, missing, .. } = *self;
         match (lack, entries, requests) {
+            // The ring is larger, or was not that of this device.
+            (Lack::Requests, own, _) if self.elsewhere > 1 => {
+                let own = match (own, requests) {
+                    (1, _) => "1 event".to_owned(),
+                    (_, 0) => format!("{own} events"),
+                    _ => format!("{own} events with 1 request"),
+                };
+                format!("{own}, and {} of another", self.elsewhere)
+            }
             (Lack::Requests, 0, _) => "0 events".to_owned(),
             (Lack::Requests, 1, _) if self.is_ours => "a ring of one entry".to_owned(),
             (Lack::Requests, 1, _) => {
-                "a ring of one entry: _record_memory_history(True)".to_owned()
+                "a ring of one entry, as _record_memory_history(True) makes it".to_owned()
             }
             (Lack::Requests, some, 0) => format!("none of its {some} entries is a request"),
             (Lack::Requests, some, _) => format!("1 of its {some} entries is a request"),
@@ -325,8 +338,13 @@ impl NoHistory {
             }
             Some(_) => "a memory timeline of PyTorch's profiler: it has the live bytes over time",
             None => {
+                let of_device = match self.lack {
+                    Lack::Requests if self.elsewhere > 1 => " of this device",
+                    _ => "",
+                };
                 return format!(
-                    "This snapshot has no history ({recorded}): it shows the moment of the dump, not the peak."
+                    "This snapshot has no history{of_device} ({recorded}): it shows the moment of the dump, not the \
+                     peak."
                 );
             }
         };
@@ -337,6 +355,9 @@ impl NoHistory {
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match (self.lack, self.is_ours) {
+            (Lack::Requests, _) if self.elsewhere > 1 => {
+                "Start the recording before the program uses this device."
+            }
             (Lack::Requests, false) | (Lack::Totals, _) => {
                 "Call torch.cuda.memory._record_memory_history() before the steps, and dump the snapshot after them."
             }

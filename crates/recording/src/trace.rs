@@ -44,6 +44,8 @@ pub struct Trace {
     pub made_here: Option<MadeHere>,
     /// The number of entries of the device in the file, including those that are not events.
     pub entries: u64,
+    /// The largest number of entries of another device in the file.
+    pub entries_elsewhere: u64,
     /// The entries that the file does not contain, as PyTorch's `skip_actions` leaves them out. Those that
     /// follow from others are among the events.
     pub missing: MissingEntries,

@@ -31,17 +31,18 @@ pub fn devices_sentence(devices: &[DeviceFigures]) -> Option<String> {
 }
 
 fn one_device(figures: &DeviceFigures) -> String {
-    let DeviceFigures { device, events, reserved_peak_bytes, live_peak_bytes, failures, .. } =
-        *figures;
+    let DeviceFigures { device, reserved_peak_bytes, live_peak_bytes, failures, .. } = *figures;
     let (reserved, live) = (near(reserved_peak_bytes), near(live_peak_bytes));
-    let more = match (events, failures) {
-        (0, _) => " at the end, no events".to_owned(),
-        (_, 0) => String::new(),
-        (_, failures) => {
-            format!(", {}", counted_as(failures, "request failed", "requests failed"))
-        }
+    let end = match (figures.events, figures.is_end_only) {
+        (0, _) => " at the end, no events",
+        (_, true) => " at the end, no history",
+        (_, false) => "",
     };
-    format!("device {device} {reserved} and {live} MiB{more}")
+    let failed = match failures {
+        0 => String::new(),
+        some => format!(", {}", counted_as(some, "request failed", "requests failed")),
+    };
+    format!("device {device} {reserved} and {live} MiB{end}{failed}")
 }
 
 /// Returns a sentence that compares the ranks of a job, which are in the order of [`DeviceFigures::order`].

@@ -116,6 +116,27 @@ fn a_device_with_memory_and_without_events_is_listed_last() {
 }
 
 #[test]
+fn a_device_with_one_event_beside_one_with_many_is_no_ring_of_one_entry() {
+    let mut late = device(9);
+    late.forget_entries();
+    late.alloc((1 << 40) + 18 * MIB, MIB);
+    let folder = Folder::new("device-of-one-event");
+    let file = folder.file("job.json", &process(&[late, device(3)]));
+    let advice = ok(&["advise", "--quick", &file]).stdout;
+    // One event shows no peak, although its device has the most memory.
+    assert!(advice.contains("device 0 180 and 163 MiB at the end, no history."), "{advice}");
+    let of = |number| advice.find(&format!("job device {number}\n")).expect("it is shown");
+    let reason = "has no history of this device (1 event, and 6 of another):";
+    assert!(of(1) < of(0) && advice[of(0)..].contains(reason), "{advice}");
+    assert!(
+        advice.contains("Start the recording before the program uses this device."),
+        "{advice}"
+    );
+    let alone = ok(&["advise", "--quick", "--recorded-device", "0", &file]).stdout;
+    assert!(alone.contains(reason), "{alone}");
+}
+
+#[test]
 fn the_rank_that_failed_first_is_named_first() {
     let folder = Folder::new("ranks");
     let rank = |at: u64, fails_after: Option<u64>| {

@@ -190,6 +190,9 @@ impl<'h> Interpreter<'h> {
         for (index, list) in lists.enumerate() {
             let number = u32::try_from(index).unwrap_or(u32::MAX);
             if self.limits.device.is_some_and(|wanted| wanted != number) {
+                let len = self.items("a list of trace entries", list).map_or(0, |list| list.len());
+                let elsewhere = &mut parts.trace.entries_elsewhere;
+                *elsewhere = (len as u64).max(*elsewhere);
                 continue;
             }
             self.path.enter_index(index);
@@ -225,6 +228,9 @@ impl<'h> Interpreter<'h> {
         devices.truncate(if devices.len() > 1 { DEVICES_MAX } else { 0 });
         parts.trace.devices = devices;
         let Some(DeviceList { number, list, len }) = chosen else { return Ok(()) };
+        let others = found.iter().filter(|other| other.number != *number);
+        let elsewhere = others.map(|other| other.len as u64).max();
+        parts.trace.entries_elsewhere = elsewhere.unwrap_or(parts.trace.entries_elsewhere);
         self.path.enter_index(*number as usize);
         self.beside = Beside::default();
         let events = self.entries(*list)?;
