@@ -232,8 +232,8 @@ fn write_growth(growth: &StepGrowth) -> io::Result<()> {
 
 fn write_holders(holders: &HolderList, compared: Compared) -> io::Result<()> {
     let mut out = out();
-    let blocks = counted_as(holders.blocks, "block", "blocks");
-    writeln!(out, "Then {blocks} hold {} MiB:", mib(holders.requested_bytes as f64))?;
+    let blocks = counted_as(holders.blocks, "block holds", "blocks hold");
+    writeln!(out, "Then {blocks} {} MiB:", mib(holders.requested_bytes as f64))?;
     // Without a history no ages are known.
     let has_ages = !holders.by_age.is_empty();
     let cells = |bytes: u64, blocks: u64, more: &[String]| {

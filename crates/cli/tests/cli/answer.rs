@@ -210,8 +210,9 @@ fn agree(name: &str, json: &Value, text: &str, data: &Value) {
     let holders = &json["holders"];
     let mib =
         |bytes: &Value| format!("{:.1} MiB", bytes.as_f64().expect("it is there") / MIB as f64);
+    let many = if holders["blocks"] == 1 { "s" } else { "" };
     assert!(
-        text.contains(&format!("hold {}:", mib(&holders["requested_bytes"]))),
+        text.contains(&format!(" hold{many} {}:", mib(&holders["requested_bytes"]))),
         "{name}\n{text}"
     );
     for row in list(&holders["by_stack"]).iter().take(3).filter(|_| holders["has_stacks"] == true) {

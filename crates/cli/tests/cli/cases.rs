@@ -101,7 +101,14 @@ const CASES: &[(&str, &[Answer])] = &[
         &[dumped_code(&["768.0  70.6%", "model.py:37 load < train.py:12 main"])],
     ),
     ("state_only", NO_HISTORY),
-    ("state_only", &[dumped_code(&["320.0  29.4%", "cache.py:224 update < train.py:31 main"])]),
+    (
+        "state_only",
+        &[dumped_code(&[
+            "320.0  29.4%",
+            "cache.py:224 update < train.py:31 main",
+            "The category of 1,088 MiB (100 %) is not known.",
+        ])],
+    ),
     ("torch215_true", NO_HISTORY),
     ("torch215_true", &[dumped_code(&["real.py:4 e < real.py:8 load"])]),
     ("torch215_state", NO_HISTORY),
