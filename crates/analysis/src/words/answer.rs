@@ -29,8 +29,8 @@ impl Answer {
     }
 
     /// Returns the kind of the result and its sentences. Growth from step to step precedes the settings if it
-    /// decides: no setting stops it. So does a sentence about private pools, if most of the memory that is not
-    /// live is free in them: no setting releases it, and one pool for graphs saves more than a setting.
+    /// decides: no setting stops it. So does a sentence about private pools, if most of the memory that is
+    /// not live is free in them: no setting releases it, and one pool for graphs saves more than a setting.
     pub(crate) fn result(&self) -> (&'static str, String) {
         let growth = self.growth.as_ref().filter(|growth| growth.is_decisive);
         let name = growth.map_or(self.verdict.name(), |_| "growth");
@@ -39,8 +39,8 @@ impl Answer {
         (name, parts.into_iter().flatten().collect::<Vec<String>>().join(" "))
     }
 
-    /// Returns a sentence about free memory in private pools if it is the largest cause: at the first failure,
-    /// else at the peak of reserved bytes.
+    /// Returns a sentence about free memory in private pools if it is the largest cause: at the first
+    /// failure, else at the peak of reserved bytes.
     fn pools_sentence(&self) -> Option<String> {
         let causes = self.causes.as_ref()?;
         let reserved = causes.peak_reserved.as_ref();

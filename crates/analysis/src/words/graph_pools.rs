@@ -33,7 +33,8 @@ impl GraphPools {
 }
 
 impl ProgramPools {
-    /// Returns a sentence about their free bytes. `None` if they are few. `total_bytes` are all reserved bytes.
+    /// Returns a sentence about their free bytes. `None` if they are few. `total_bytes` are all reserved
+    /// bytes.
     #[must_use]
     pub fn sentence(&self, total_bytes: u64) -> Option<String> {
         let share = part(self.free_bytes, total_bytes);

@@ -1,8 +1,8 @@
 //! The output of `torch.cuda.memory_stats()` as JSON: counters of the allocator.
 //!
 //! The keys are flat (`allocated_bytes.all.peak`) or, as `memory_stats_as_nested_dict` returns them, nested.
-//! Only the counters of both pools together are read. They may be inside other JSON, but only once: counters of
-//! several devices are an error.
+//! Only the counters of both pools together are read. They may be inside other JSON, but only once: counters
+//! of several devices are an error.
 
 use std::cell::Cell;
 use std::fmt;
