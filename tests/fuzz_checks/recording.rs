@@ -78,15 +78,14 @@ pub(super) fn repeat(trace: &Trace) {
     };
     match run(&workload, &allocator, Some(sim.clone()), 2, &Silent) {
         Ok(run) => {
-            let requests =
-                |op: &&Op| matches!(op, Op::Allocate { .. } | Op::AllocateFailing { .. });
+            let requests = |op: &Op| op.is_request();
             let requests = workload.ops.iter().filter(requests).count() as u64;
             assert_eq!(run.allocations + run.ooms, requests);
             assert!(run.frees <= run.allocations);
         }
         // A block of 0 bytes cannot be allocated, although a recording may contain one.
         Err(ReplayError::Alloc(AllocError::ZeroBytes)) => {
-            let nothing = |op: &Op| matches!(op, Op::Allocate { bytes: 0, .. });
+            let nothing = |op: Op| matches!(op, Op::Allocate { bytes: 0, .. });
             assert!(workload.ops.iter().any(nothing), "{workload:?}");
         }
         Err(error) => panic!("{error}: {error:?}"),
@@ -122,8 +121,8 @@ fn lawful(workload: &Workload) {
         *block = to;
     };
     let mut empty_caches = 0;
-    for op in &workload.ops {
-        match *op {
+    for op in workload.ops.iter() {
+        match op {
             Op::Allocate { id, .. } => step(id, Life::Unborn, Life::Live),
             Op::AllocateFailing { id, .. } => step(id, Life::Unborn, Life::Over),
             Op::Free { id } => step(id, Life::Live, Life::Over),

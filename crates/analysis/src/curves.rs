@@ -109,8 +109,8 @@ fn columns_of_ops(recording: &Recording, lives: &Lives) -> Vec<u32> {
     let (count, moments) = (points(lives) as u64, u64::from(lives.events) + 1);
     let seeded = recording.workload.seeded;
     let mut moment = 0;
-    let column = |op: &Op| {
-        if let Op::Allocate { id, .. } | Op::AllocateFailing { id, .. } = *op
+    let column = |op: Op| {
+        if let Op::Allocate { id, .. } | Op::AllocateFailing { id, .. } = op
             && let Some(request) = id.checked_sub(seeded)
         {
             moment = requests.get(request as usize).copied().unwrap_or(moment);

@@ -57,9 +57,9 @@ fn duration_us(events: &[TraceEvent]) -> Option<u64> {
 /// not counted: a request that finds no memory waits until those streams have finished.
 pub(super) fn live_peak_bytes(workload: &Workload) -> u64 {
     let (mut live, mut peak) = (LiveSizes::default(), 0);
-    for op in &workload.ops {
+    for op in workload.ops.iter() {
         live.apply(op);
-        let failing_bytes = match *op {
+        let failing_bytes = match op {
             Op::AllocateFailing { bytes, .. } => bytes,
             _ => 0,
         };
@@ -80,7 +80,7 @@ pub(super) fn live_at_peak(workload: &Workload) -> Vec<(u32, u64)> {
         }
     }
     let mut then = LiveSizes::default();
-    workload.ops[..operations].iter().for_each(|op| then.apply(op));
+    workload.ops.range(0..operations).for_each(|op| then.apply(op));
     let mut live: Vec<(u32, u64)> = then.bytes_of.into_iter().collect();
     live.sort_unstable();
     live
@@ -96,8 +96,8 @@ struct LiveSizes {
 }
 
 impl LiveSizes {
-    fn apply(&mut self, op: &Op) {
-        match *op {
+    fn apply(&mut self, op: Op) {
+        match op {
             Op::Allocate { id, bytes, .. } => {
                 self.bytes_of.insert(id, bytes);
                 self.bytes = self.bytes.saturating_add(bytes);
@@ -171,7 +171,7 @@ mod tests {
             Op::Finished { id: 0 },
             Op::Free { id: 1 },
         ];
-        let workload = Workload { ops, blocks: 3, ..Workload::default() };
+        let workload = Workload { ops: ops.into(), blocks: 3, ..Workload::default() };
         assert_eq!(live_peak_bytes(&workload), 11);
     }
 }

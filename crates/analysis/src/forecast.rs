@@ -340,13 +340,14 @@ impl Forecast {
     pub fn at(&self, value: u64) -> Recording {
         let mut recording = self.base.clone();
         let mut lines = self.lines.iter();
-        for op in &mut recording.workload.ops {
-            if let Op::Allocate { bytes, .. } = op
+        recording.workload.ops.change(|mut op| {
+            if let Op::Allocate { bytes, .. } = &mut op
                 && let Some(line) = lines.next()
             {
                 *bytes = line.at(value, self.base_value);
             }
-        }
+            op
+        });
         recording.live_peak_bytes = live_peak_bytes(&recording.workload);
         recording
     }
@@ -405,7 +406,7 @@ impl Asked {
 /// Returns the blocks that lived before a recording began, in the order of the operations.
 fn before(sample: &Sample) -> Vec<BlockBefore> {
     let Workload { ops, seeded, .. } = &sample.recording.workload;
-    let block = |op: &Op| match *op {
+    let block = |op: Op| match op {
         Op::Allocate { bytes, stream, pool, .. } => Some(BlockBefore {
             bytes,
             on_default_stream: stream == StreamId::DEFAULT,
@@ -421,8 +422,8 @@ fn asked(workload: &Workload) -> Vec<Asked> {
     let mut streams: HashMap<StreamId, usize> = HashMap::new();
     let mut pools: HashMap<PoolId, usize> = HashMap::new();
     let mut asked = Vec::new();
-    for op in workload.ops.iter().skip(workload.seeded as usize) {
-        if let Op::Allocate { bytes, stream, pool, .. } = *op {
+    for op in workload.ops.range(workload.seeded as usize..workload.ops.len()) {
+        if let Op::Allocate { bytes, stream, pool, .. } = op {
             let (next_stream, next_pool) = (streams.len(), pools.len());
             let stream = *streams.entry(stream).or_insert(next_stream);
             let pool = *pools.entry(pool).or_insert(next_pool);
@@ -458,7 +459,7 @@ mod tests {
             0 => ops.extend(frees),
             _ => ops.extend(frees.rev()),
         }
-        let workload = Workload { ops, blocks, ..Workload::default() };
+        let workload = Workload { ops: ops.into(), blocks, ..Workload::default() };
         let recording = Recording::new(Trace::default(), None, Memory::default());
         Sample::new(value, Recording { workload, ..recording })
     }
@@ -530,7 +531,7 @@ mod tests {
         let seeded = u32::try_from(sizes.len()).unwrap();
         let seeds = (workload.blocks..).zip(sizes);
         let seeds = seeds.map(|(id, bytes)| Op::Allocate { id, bytes, stream, pool });
-        workload.ops.splice(0..0, seeds);
+        workload.ops = seeds.chain(workload.ops.iter()).collect();
         (workload.blocks, workload.seeded) = (workload.blocks + seeded, seeded);
         late
     }

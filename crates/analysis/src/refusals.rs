@@ -91,7 +91,7 @@ impl Refusals {
         let (mut requests, mut is_emptied) = (0_u64, false);
         let mut candidates = candidates.iter().peekable();
         let mut found = Vec::new();
-        for op in workload.ops.iter().skip(workload.seeded as usize) {
+        for op in workload.ops.range(workload.seeded as usize..workload.ops.len()) {
             match op {
                 Op::EmptyCache => is_emptied = true,
                 Op::Finished { .. } => {}

@@ -89,8 +89,8 @@ impl Streams {
 /// bytes to a sum or subtracts them.
 fn changes(workload: &Workload, mut see: impl FnMut(StreamId, fn(u64, u64) -> u64, u64)) {
     let mut blocks: Vec<Option<(StreamId, u64)>> = vec![None; workload.blocks as usize];
-    for op in &workload.ops {
-        match *op {
+    for op in workload.ops.iter() {
+        match op {
             Op::Allocate { id, bytes, stream, .. } => {
                 blocks[id as usize] = Some((stream, bytes));
                 see(stream, u64::saturating_add, bytes);
@@ -118,14 +118,14 @@ mod tests {
     fn streams_that_take_turns_are_never_busy_together() {
         let give = |id| Op::Free { id };
         let turns = vec![take(0, 1, 10), give(0), take(1, 2, 8), give(1), take(2, 1, 4)];
-        let workload = Workload { ops: turns, blocks: 3, ..Workload::default() };
+        let workload = Workload { ops: turns.into(), blocks: 3, ..Workload::default() };
         let streams = Streams::of(&workload);
         let peaks: Vec<u64> = streams.streams.iter().map(|s| s.peak_live_bytes).collect();
         assert_eq!((peaks, streams.peak_live_bytes), (vec![10, 8], 10));
         assert_eq!((streams.busy_together, streams.sum_of_peaks_bytes()), (1, 18));
 
         let both = vec![take(0, 1, 10), take(1, 2, 8), give(0), give(1)];
-        let workload = Workload { ops: both, blocks: 2, ..Workload::default() };
+        let workload = Workload { ops: both.into(), blocks: 2, ..Workload::default() };
         let streams = Streams::of(&workload);
         assert_eq!((streams.busy_together, streams.peak_live_bytes), (2, 18));
     }

@@ -322,7 +322,7 @@ fn request_beyond(
     recording: &Recording,
     callers: &Callers<'_>,
 ) -> Option<(CodeBytes, bool)> {
-    let requests = recording.workload.ops.iter().filter_map(|op| match *op {
+    let requests = recording.workload.ops.iter().filter_map(|op| match op {
         Op::Allocate { id, bytes, .. } => Some((bytes, false, id)),
         Op::AllocateFailing { id, bytes, .. } => Some((bytes, true, id)),
         _ => None,

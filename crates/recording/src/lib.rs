@@ -21,6 +21,7 @@ mod entries;
 mod evidence;
 mod frames;
 mod host;
+mod ops;
 mod paths;
 mod pools;
 mod progress;
@@ -38,6 +39,7 @@ pub use entries::thread_entries;
 pub use evidence::{Lack, MissingEntries, NoHistory};
 pub use frames::{FrameKind, Runtime};
 pub use host::{HostGrowth, HostHolder, HostMemory};
+pub use ops::{Op, Ops};
 pub use pools::PoolRouting;
 pub use progress::{Cancelled, Progress, Silent, Stage};
 pub use reader::{Limits, TraceError};
@@ -50,7 +52,7 @@ pub use totals::{CategoryTotal, Totals, TotalsSource};
 pub use trace::{Annotation, BlockStack, MadeHere, Mark, Owner, Trace, TraceEvent, UnknownEntries};
 pub use verify::started;
 pub use verify::{Misfit, Until, Verification, verify, verify_until};
-pub use workload::{Op, Workload};
+pub use workload::Workload;
 
 use stratalloc::ids::StreamId;
 

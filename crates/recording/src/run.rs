@@ -1,15 +1,16 @@
 //! Replays the requests of a recording on any allocator, and measures the time.
 
 use std::hash::Hash;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 use thiserror::Error;
 
 use super::evidence::NoHistory;
+use super::ops::{Op, Ops};
 use super::progress::{Cancelled, Progress, Silent, Stage};
-use super::workload::{Op, Workload};
+use super::workload::Workload;
 use stratalloc::allocator::{Allocation, DeviceAllocator, PoolOptions, Request};
 use stratalloc::driver::DriverResult;
 use stratalloc::error::{
@@ -216,11 +217,11 @@ pub fn run_as<A: DeviceAllocator>(
         progress.check()?;
         let start = progress.elapsed();
         let mut counts = PassCounts::default();
-        let (seeds, ops) = workload.ops.split_at(workload.seeded as usize);
+        let (seeds, ops) = (workload.seeded as usize, &workload.ops);
         if pass > 0 {
-            before = seeds.len();
+            before = seeds;
         }
-        runner.steps(&seeds[..before], &mut counts)?;
+        runner.steps(ops, 0..before, &mut counts)?;
         if pass == 0 {
             if let Some(counters) = allocator.control().counters.filter(|_| workload.seeded > 0) {
                 counters.reset_accumulated();
@@ -228,7 +229,7 @@ pub fn run_as<A: DeviceAllocator>(
             }
             (manner.begun)();
         }
-        runner.steps(ops, &mut counts)?;
+        runner.steps(ops, seeds..ops.len(), &mut counts)?;
         let operations = (counts.allocations + counts.frees + counts.ooms).max(1);
         let elapsed = progress.elapsed().saturating_sub(start);
         #[expect(clippy::cast_precision_loss, reason = "operations are far below 2^52")]
@@ -302,7 +303,8 @@ pub fn walk<A: DeviceAllocator>(
     let mut counts = PassCounts::default();
     let before = if held.is_empty() { 0 } else { workload.seeded as usize };
     let mut runner = Runner::new(workload, allocator, work_gate, held)?;
-    for (at, &op) in workload.ops.iter().enumerate().skip(before.saturating_sub(1)) {
+    let first = before.saturating_sub(1);
+    for (at, op) in (first..).zip(workload.ops.range(first..workload.ops.len())) {
         let failures = counts.ooms;
         if at >= before {
             runner.step(op, &mut counts)?;
@@ -331,7 +333,7 @@ pub(super) fn check_heaps<P: Copy + Eq + Hash>(
 
 /// Returns the (stream, pool) pairs of all requests.
 fn pairs(workload: &Workload) -> impl Iterator<Item = (StreamId, PoolId)> {
-    workload.ops.iter().filter_map(|op| match *op {
+    workload.ops.iter().filter_map(|op| match op {
         Op::Allocate { stream, pool, .. } => Some((stream, pool)),
         Op::AllocateFailing { stream, .. } => Some((stream, PoolId::DEFAULT)),
         Op::Free { .. } | Op::FreeInUse { .. } | Op::Finished { .. } | Op::EmptyCache => None,
@@ -389,8 +391,13 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         Ok(Self { allocator, lanes, blocks, first_out_of_memory: None, has_pools })
     }
 
-    fn steps(&mut self, ops: &[Op], counts: &mut PassCounts) -> Result<(), ReplayError> {
-        ops.iter().try_for_each(|&op| self.step(op, counts))
+    fn steps(
+        &mut self,
+        ops: &Ops,
+        range: Range<usize>,
+        counts: &mut PassCounts,
+    ) -> Result<(), ReplayError> {
+        ops.range(range).try_for_each(|op| self.step(op, counts))
     }
 
     #[inline]
@@ -532,7 +539,7 @@ mod tests {
         let device = Arc::new(Sim::new(SimOptions::default()));
         let allocator = registry::build(&Config::default(), device, BuildOptions::default())?;
         let blocks = u32::try_from(ops.len()).unwrap();
-        let workload = Workload { ops, blocks, ..Workload::default() };
+        let workload = Workload { ops: ops.into(), blocks, ..Workload::default() };
         run(&workload, &allocator, None, 1, &Silent)
     }
 

@@ -9,84 +9,18 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::ops::{Op, Ops};
 use super::pools::PoolRouting;
 use super::start::Start;
 use super::trace::{Trace, TraceEvent};
 use stratalloc::history::Action;
 use stratalloc::ids::{PoolId, StreamId};
 
-/// One operation. `id` is the number of a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
-    /// Allocates a block.
-    Allocate {
-        /// The block's number.
-        id: u32,
-        /// Size in bytes.
-        bytes: u64,
-        /// The stream.
-        stream: StreamId,
-        /// The pool.
-        pool: PoolId,
-    },
-    /// A request that failed when it was recorded; the recorded size is already rounded.
-    AllocateFailing {
-        /// The block's number, if the request succeeds now. The block is freed at once.
-        id: u32,
-        /// Size in bytes.
-        bytes: u64,
-        /// The stream.
-        stream: StreamId,
-    },
-    /// Frees a block.
-    Free {
-        /// The block's number.
-        id: u32,
-    },
-    /// Frees a block that work on another stream still uses.
-    FreeInUse {
-        /// The block's number.
-        id: u32,
-        /// The lane, which stands for the stream that uses the block.
-        lane: StreamId,
-    },
-    /// Finishes the work that a [`FreeInUse`](Self::FreeInUse) waits for, so its block can become free.
-    Finished {
-        /// The block's number.
-        id: u32,
-    },
-    /// Calls `empty_cache` explicitly.
-    EmptyCache,
-}
-
-impl Op {
-    /// Returns the number of the block.
-    pub fn block(&self) -> Option<u32> {
-        match *self {
-            Self::Allocate { id, .. }
-            | Self::AllocateFailing { id, .. }
-            | Self::Free { id }
-            | Self::FreeInUse { id, .. }
-            | Self::Finished { id } => Some(id),
-            Self::EmptyCache => None,
-        }
-    }
-
-    /// Returns the stream of a request, or the lane that a free waits for.
-    fn stream(&mut self) -> Option<&mut StreamId> {
-        match self {
-            Self::Allocate { stream, .. } | Self::AllocateFailing { stream, .. } => Some(stream),
-            Self::FreeInUse { lane, .. } => Some(lane),
-            Self::Free { .. } | Self::Finished { .. } | Self::EmptyCache => None,
-        }
-    }
-}
-
 /// All requests of a recording, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workload {
     /// The operations.
-    pub ops: Vec<Op>,
+    pub ops: Ops,
     /// The number of blocks. Every `id` is below it.
     pub blocks: u32,
     /// The number of these blocks that existed before the recording began.
@@ -216,9 +150,8 @@ impl Workload {
     /// the start of the recording.
     #[must_use]
     pub fn operations_until(&self, requests: u32) -> usize {
-        let is_request = |op: &Op| matches!(op, Op::Allocate { .. } | Op::AllocateFailing { .. });
         let before = self.seeded.saturating_add(requests);
-        let is_before = |op: &Op| is_request(op) && op.block().is_some_and(|id| id < before);
+        let is_before = |op: Op| op.is_request() && op.block().is_some_and(|id| id < before);
         self.ops.iter().rposition(is_before).map_or(0, |at| at + 1)
     }
 
@@ -257,16 +190,12 @@ impl Workload {
     /// Returns the streams of requests and the lanes of frees, each once.
     #[must_use]
     pub fn streams(&self) -> Vec<StreamId> {
-        let mut streams: Vec<_> =
-            self.ops.iter().copied().filter_map(|mut op| op.stream().copied()).collect();
-        streams.sort_unstable();
-        streams.dedup();
-        streams
+        self.ops.streams()
     }
 
     /// Renames every stream, for devices on which only certain stream handles are valid.
     pub fn rename_streams(&mut self, rename: impl Fn(StreamId) -> StreamId) {
-        self.ops.iter_mut().filter_map(Op::stream).for_each(|stream| *stream = rename(*stream));
+        self.ops.rename_streams(rename);
     }
 }
 
@@ -395,7 +324,7 @@ impl WorkloadBuilder {
     pub(super) fn freed_before(&self) -> Vec<u32> {
         let behind = self.workload.ops.iter().skip(self.workload.seeded as usize);
         let freed = behind.map_while(|op| match op {
-            Op::FreeInUse { id, .. } => Some(*id),
+            Op::FreeInUse { id, .. } => Some(id),
             _ => None,
         });
         freed.collect()
@@ -413,7 +342,7 @@ mod tests {
     }
 
     fn ops(events: Vec<TraceEvent>) -> Vec<Op> {
-        Workload::of(&Trace { events, ..Trace::default() }, TOTAL_BYTES).ops
+        Workload::of(&Trace { events, ..Trace::default() }, TOTAL_BYTES).ops.iter().collect()
     }
 
     #[test]
@@ -465,7 +394,7 @@ mod tests {
         let (stream, pool) = (StreamId(0), PoolId::DEFAULT);
         assert_eq!(
             workload.ops,
-            [Op::Allocate { id: 0, bytes: 7, stream, pool }, Op::Free { id: 0 }]
+            Ops::from(vec![Op::Allocate { id: 0, bytes: 7, stream, pool }, Op::Free { id: 0 }])
         );
     }
 

@@ -28,8 +28,8 @@ pub(super) fn at_peak(
     let mut live_bytes = vec![0; recording.workload.blocks as usize];
     let (mut now_bytes, mut counted) = (0_u64, 0);
     replay(recording, config, |at, used_bytes, blocks, _| {
-        for op in &recording.workload.ops[counted..=at] {
-            match *op {
+        for op in recording.workload.ops.range(counted..at + 1) {
+            match op {
                 Op::Allocate { id, bytes, .. } if blocks[id as usize].is_some() => {
                     live_bytes[id as usize] = bytes;
                     now_bytes = now_bytes.saturating_add(bytes);

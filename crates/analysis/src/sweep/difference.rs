@@ -154,8 +154,8 @@ fn operations(sides: &[Rank<'_>; 2], places: [Option<Place>; 2]) -> [Option<Oper
     let mut texts = texts.into_iter();
     [0, 1].map(|side| {
         let what = texts.next().flatten()?;
-        let ops = &sides[side].workload.ops[..=places[side]?.index];
-        let ops = &ops[sides[side].workload.seeded as usize..];
+        let workload = &sides[side].workload;
+        let ops = workload.ops.range(workload.seeded as usize..places[side]?.index + 1);
         Some(Operation { event: event_of(sides[side].trace, ops), what })
     })
 }
@@ -173,14 +173,15 @@ fn text(workload: &Workload, place: Place, is_long: bool) -> String {
     };
     let block = |id: u32| match id.checked_sub(workload.seeded) {
         Some(request) => format!("request {}", grouped(u64::from(request) + 1)),
-        None => match workload.ops[id as usize] {
-            Op::Allocate { bytes, .. } => {
+        None => match workload.ops.get(id as usize) {
+            Some(Op::Allocate { bytes, .. }) => {
                 format!("a block of {} bytes from before the recording{}", grouped(bytes), on())
             }
             _ => "a block from before the recording".to_owned(),
         },
     };
-    match workload.ops[place.index] {
+    let Some(op) = workload.ops.get(place.index) else { return String::new() };
+    match op {
         Op::Allocate { id, .. } | Op::AllocateFailing { id, .. } => {
             format!("{}{}", block(id), on())
         }
@@ -195,11 +196,11 @@ fn text(workload: &Workload, place: Place, is_long: bool) -> String {
 
 /// Returns the number of events up to that of the last of `ops`, which are the operations of the recording
 /// from its first event on.
-fn event_of(trace: &Trace, ops: &[Op]) -> u64 {
+fn event_of(trace: &Trace, ops: impl Iterator<Item = Op>) -> u64 {
     let mut event = 0;
     let mut next = 0;
     for op in ops {
-        if matches!(op, Op::FreeInUse { lane, .. } if *lane == Workload::LANE_BEFORE) {
+        if matches!(op, Op::FreeInUse { lane, .. } if lane == Workload::LANE_BEFORE) {
             continue;
         }
         let mut events = trace.events.iter().skip(next);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::grouped;
 use stratalloc::ids::{PoolId, StreamId};
-use stratalloc_recording::{Op, Trace, Workload};
+use stratalloc_recording::{Op, Ops, Trace, Workload};
 
 /// A hash of 128 bits, as 32 hexadecimal digits. Not protected against inputs that are chosen to collide.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -82,11 +82,10 @@ pub(super) struct Place {
 /// Returns the first difference between the operations of two recordings, compared as in their fingerprints.
 pub(super) fn first_differing(workloads: [&Workload; 2]) -> Option<Differs> {
     let [mut a, mut b] = workloads.map(Normalised::new);
-    let behind = |side: &Normalised<'_>, workload: &Workload| workload.ops.len() - side.rest.len();
-    let starts = [behind(&a, workloads[0]), behind(&b, workloads[1])];
-    for at in 0..a.rest.len().max(b.rest.len()) {
+    let starts = [a.first, b.first];
+    for at in 0..a.rest().len().max(b.rest().len()) {
         let words = [&mut a, &mut b].map(|side| {
-            let op = side.rest.get(at)?;
+            let op = side.ops.get(side.first + at)?;
             Some(side.operation(op))
         });
         if words[0] != words[1] {
@@ -100,7 +99,7 @@ pub(super) fn first_differing(workloads: [&Workload; 2]) -> Option<Differs> {
             return Some(Differs::Operations([place(0), place(1)]));
         }
     }
-    (a.start.len() != b.start.len() || a.left() != b.left()).then_some(Differs::BlocksBefore)
+    (a.numbers.len() != b.numbers.len() || a.left() != b.left()).then_some(Differs::BlocksBefore)
 }
 
 /// Hashes words of 64 bits: as FNV-1a of 128 bits does, but with a word instead of a byte in each step.
@@ -179,12 +178,14 @@ const ORDINAL_MAX: u64 = (1 << 29) - 1;
 struct Normalised<'a> {
     streams: Ordinals<StreamId>,
     pools: Ordinals<PoolId>,
-    /// The allocations of the blocks from before the recording, in the order of their addresses.
-    start: &'a [Op],
+    /// All operations. The allocations of the blocks from before the recording come first, in the order of
+    /// their addresses.
+    ops: &'a Ops,
+    /// The index of the first operation of the recording itself.
+    first: usize,
     /// The blocks that were draining before the recording.
     drains: HashSet<u32>,
-    rest: &'a [Op],
-    /// The ordinals of the blocks in `start`, in the order of their first use in `rest`.
+    /// The ordinals of the blocks from before the recording, in the order of their first use.
     numbers: Vec<Option<u64>>,
     next_number: u64,
 }
@@ -206,24 +207,29 @@ impl Words {
 
 impl<'a> Normalised<'a> {
     fn new(workload: &'a Workload) -> Self {
-        let (start, rest) = workload.ops.split_at(workload.seeded as usize);
+        let (ops, seeded) = (&workload.ops, workload.seeded as usize);
         let is_draining =
-            |op: &&Op| matches!(op, Op::FreeInUse { lane, .. } if *lane == Workload::LANE_BEFORE);
-        let (drains, rest) = rest.split_at(rest.iter().take_while(is_draining).count());
+            |op: &Op| matches!(op, Op::FreeInUse { lane, .. } if *lane == Workload::LANE_BEFORE);
+        let drains: Vec<Op> = ops.range(seeded..ops.len()).take_while(is_draining).collect();
         Self {
             streams: Ordinals::new(StreamId::DEFAULT),
             pools: Ordinals::new(PoolId::DEFAULT),
-            start,
+            ops,
+            first: seeded + drains.len(),
             drains: drains.iter().filter_map(Op::block).collect(),
-            rest,
-            numbers: vec![None; start.len()],
+            numbers: vec![None; seeded],
             next_number: 0,
         }
     }
 
+    /// Returns the operations of the recording itself.
+    fn rest(&self) -> impl ExactSizeIterator<Item = Op> + use<'a> {
+        self.ops.range(self.first..self.ops.len())
+    }
+
     fn hash(mut self, hash: &mut Hasher) {
-        hash.word(self.start.len() as u64);
-        for op in self.rest {
+        hash.word(self.numbers.len() as u64);
+        for op in self.rest() {
             let Words { block, operation } = self.operation(op);
             block.into_iter().flatten().chain(operation).for_each(|word| hash.word(word));
         }
@@ -233,10 +239,10 @@ impl<'a> Normalised<'a> {
     /// Returns the blocks from before the recording that no operation used. They are sorted, because the
     /// order of addresses differs between ranks.
     fn left(&mut self) -> Vec<[u64; 3]> {
-        let is_left = |op: &&Op| op.block().is_some_and(|id| self.numbers[id as usize].is_none());
-        let left: Vec<&Op> = self.start.iter().filter(is_left).collect();
+        let is_left = |op: &Op| op.block().is_some_and(|id| self.numbers[id as usize].is_none());
+        let left: Vec<Op> = self.ops.range(0..self.numbers.len()).filter(is_left).collect();
         // The kind, size, stream and pool of each block.
-        let blocks = left.iter().filter_map(|op| match **op {
+        let blocks = left.iter().filter_map(|op| match *op {
             Op::Allocate { id, bytes, stream, pool } => Some((self.kind(id), bytes, stream, pool)),
             _ => None,
         });
@@ -258,8 +264,8 @@ impl<'a> Normalised<'a> {
     }
 
     /// Returns what a block from before the recording adds to the hash.
-    fn words(&mut self, op: &Op) -> [u64; 3] {
-        let Op::Allocate { id, bytes, stream, pool } = *op else { return [0; 3] };
+    fn words(&mut self, op: Op) -> [u64; 3] {
+        let Op::Allocate { id, bytes, stream, pool } = op else { return [0; 3] };
         [self.kind(id), bytes, self.streams.of(stream) | self.pools.of(pool) << 32]
     }
 
@@ -271,7 +277,7 @@ impl<'a> Normalised<'a> {
             None => (u64::from(id), None),
             Some(Some(number)) => (*number, None),
             Some(None) => {
-                let words = self.words(&self.start[at]);
+                let words = self.ops.get(at).map_or([0; 3], |op| self.words(op));
                 self.next_number += 1;
                 (*self.numbers[at].insert(self.next_number - 1), Some(words))
             }
@@ -279,14 +285,14 @@ impl<'a> Normalised<'a> {
     }
 
     /// Returns what an operation adds: its kind in the lowest three bits of a word, then the other fields.
-    fn operation(&mut self, op: &Op) -> Words {
+    fn operation(&mut self, op: Op) -> Words {
         let mut block = None;
         let mut number = |id| {
             let (number, words) = self.block(id);
             block = words;
             number
         };
-        let operation = match *op {
+        let operation = match op {
             Op::Allocate { bytes, stream, pool, .. } => {
                 [1 | self.streams.of(stream) << 3 | self.pools.of(pool) << 32, bytes]
             }

@@ -24,7 +24,7 @@ use stratalloc_analysis::{
     AdviceOptions, Advised, Difference, Fingerprint, Memory, Need, Rank, Recording, Scanned,
     SearchOptions,
 };
-use stratalloc_recording::{NoHistory, Op, ReplayError, Stacks, Trace};
+use stratalloc_recording::{NoHistory, ReplayError, Stacks, Trace};
 
 /// A name and a configuration that is replayed under it.
 type NamedConfig = (String, Config);
@@ -336,7 +336,7 @@ impl File {
 impl KeptRecordings {
     /// Keeps the part of a recording that searches for needs use, if there is room.
     fn keep(&mut self, index: usize, mut recording: Recording) {
-        let bytes = recording.workload.ops.capacity() * size_of::<Op>();
+        let bytes = recording.workload.ops.host_bytes();
         if self.bytes + bytes as u64 > KEPT_MAX_BYTES {
             return;
         }

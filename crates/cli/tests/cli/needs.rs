@@ -66,7 +66,7 @@ fn needs_hold_on_recordings_from_elsewhere() {
     for path in &recordings_from_elsewhere(&[".pickle"]) {
         let trace = reader::read(path.as_ref(), &Limits::default()).expect("it is a recording");
         // Recordings of PyTorch 2.11 contain pools only in the final layout.
-        let private = |op: &Op| matches!(op, Op::Allocate { pool, .. } if *pool != PoolId::DEFAULT);
+        let private = |op: Op| matches!(op, Op::Allocate { pool, .. } if pool != PoolId::DEFAULT);
         if recording(trace).workload.ops.iter().any(private) {
             continue;
         }

@@ -37,8 +37,9 @@ fn a_log_becomes_the_requests_that_were_made() {
     assert_eq!((workload.blocks, workload.seeded), (5, 1));
     assert_eq!(workload.streams(), [StreamId(0), StreamId(2), StreamId(0x55d0_c0de)]);
     let failed = Op::AllocateFailing { id: 3, bytes: 99_999_999, stream: StreamId(0x55d0_c0de) };
-    assert!(workload.ops.contains(&failed), "{:?}", workload.ops);
-    assert_eq!(workload.ops[4..6], [Op::Free { id: 1 }, Op::Free { id: 0 }]);
+    assert!(workload.ops.iter().any(|op| op == failed), "{:?}", workload.ops);
+    let frees: Vec<Op> = workload.ops.range(4..6).collect();
+    assert_eq!(frees, [Op::Free { id: 1 }, Op::Free { id: 0 }]);
 
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packed.write_all(text.as_bytes()).unwrap();
@@ -99,7 +100,11 @@ fn errors_repeat_nothing_that_a_terminal_would_obey() {
 fn a_block_that_was_freed_with_no_size_is_asked_for_all_the_same() {
     let trace = read(&format!("{HEADER}{}", row("free", "512,0,0"))).unwrap();
     let workload = Workload::of(&trace, 1 << 40);
-    assert!(matches!(workload.ops[0], Op::Allocate { bytes: 1, .. }), "{:?}", workload.ops);
+    assert!(
+        matches!(workload.ops.get(0), Some(Op::Allocate { bytes: 1, .. })),
+        "{:?}",
+        workload.ops
+    );
 }
 
 #[test]
