@@ -1,17 +1,15 @@
 //! The important moments of a recording: the first failure, the peaks, and the end.
 
-use std::borrow::Cow;
-
 use super::causes::{Moment, Picture};
 use super::dump::Dump;
 use super::lives::Lives;
 use super::passes::Passes;
 use super::recording::{Memory, Recording};
-use super::repeated::repeated;
+use super::repeated::lives_of_replay;
 use super::streams::Streams;
 use super::trial::Capacity;
 use stratalloc::config::{Compat, Config};
-use stratalloc_recording::{Lack, NoHistory, ReplayError, Trace};
+use stratalloc_recording::{Lack, Mark, NoHistory, ReplayError, Trace};
 
 /// The important moments of a recording, all computed from the same lifetimes.
 #[derive(Clone, Debug, Default)]
@@ -45,11 +43,12 @@ pub fn lives_of(trace: &Trace, config: Option<&Config>, memory: &Memory, columns
 /// The events that a picture of a recording shows, and the lifetimes in them.
 #[derive(Clone, Debug)]
 pub struct Timeline<'a> {
-    /// The recording, or a replay of a log of requests: such a log has no decisions of an allocator.
-    pub trace: Cow<'a, Trace>,
-    /// The lifetimes of its blocks and segments.
+    /// The recording.
+    pub trace: &'a Trace,
+    /// The lifetimes of its blocks and segments. For a log of requests, which has no decisions of an
+    /// allocator, those of a replay.
     pub lives: Lives,
-    /// Whether the events are those of a replay.
+    /// Whether the lifetimes are those of a replay.
     pub is_replay: bool,
 }
 
@@ -66,11 +65,11 @@ impl<'a> Timeline<'a> {
             // Only the layout at the end is known.
             let (events, annotations) = (Vec::new(), Vec::new());
             let end = Trace { events, annotations, ..trace.clone() };
-            return Ok(Self::of(Cow::Owned(end), recording, false, columns));
+            return Ok(Self::of(&end, recording, columns));
         }
         match trace.requests_only {
             true => Self::replayed(recording, columns),
-            false => Ok(Self::of(Cow::Borrowed(trace), recording, false, columns)),
+            false => Ok(Self::of(trace, recording, columns)),
         }
     }
 
@@ -93,12 +92,26 @@ impl<'a> Timeline<'a> {
     }
 
     fn replayed(recording: &'a Recording, columns: usize) -> Result<Self, ReplayError> {
-        Ok(Self::of(Cow::Owned(repeated(recording)?), recording, true, columns))
+        let lives = lives_of_replay(recording, columns)?;
+        Ok(Self { trace: &recording.trace, lives, is_replay: true })
     }
 
-    fn of(trace: Cow<'a, Trace>, recording: &Recording, is_replay: bool, columns: usize) -> Self {
-        let lives = lives_of(&trace, recording.config.as_ref(), &recording.memory, columns);
-        Self { trace, lives, is_replay }
+    fn of(events: &Trace, recording: &'a Recording, columns: usize) -> Self {
+        let lives = lives_of(events, recording.config.as_ref(), &recording.memory, columns);
+        Self { trace: &recording.trace, lives, is_replay: false }
+    }
+
+    /// Returns the passes of the recorded program.
+    fn passes(&self) -> Passes<'a> {
+        match self.is_replay {
+            true => Passes::of_replay(&self.lives, &self.trace.stacks),
+            false => Passes::of(self.trace),
+        }
+    }
+
+    /// Returns the marks whose numbers of events are those of the lifetimes.
+    pub(crate) fn marks(&self) -> &'a [Mark] {
+        if self.is_replay { &[] } else { &self.trace.marks }
     }
 }
 
@@ -121,7 +134,7 @@ impl Moments {
             (Moment::End, lives.events),
         ];
         let all = failure.into_iter().chain(others);
-        let passes = Passes::of(&timeline.trace);
+        let passes = timeline.passes();
         let picture = |(which, at)| Picture::at(recording, lives, &passes, which, at);
         let pictures = all.map(picture).collect();
         Self { streams: Streams::of(&recording.workload), pictures }

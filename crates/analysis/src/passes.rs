@@ -49,6 +49,7 @@ struct Span {
 /// The passes of a recording.
 #[derive(Debug)]
 pub(crate) struct Passes<'a> {
+    /// The events, for the stacks of frees; empty for a replay.
     events: &'a [TraceEvent],
     /// The work of each stack.
     of_stacks: Vec<Work>,
@@ -60,15 +61,31 @@ pub(crate) struct Passes<'a> {
 }
 
 impl<'a> Passes<'a> {
-    /// Finds the passes by the stacks of all requests.
+    /// Finds the passes by the stacks of all requests of a recording.
     pub(crate) fn of(trace: &'a Trace) -> Self {
-        let (events, of_stacks) = (trace.events.as_slice(), works(&trace.stacks));
-        let mut passes = Self { events, of_stacks, spans: Vec::new(), next: Vec::new() };
+        let requests = (1..NEVER).zip(&trace.events).filter_map(|(moment, event)| {
+            Some((moment, event.stack.filter(|_| event.action == Action::Alloc)?))
+        });
+        Self::with(&trace.events, &trace.stacks, requests)
+    }
+
+    /// Finds the passes by the stacks of the blocks of a replay. Its frees have no stacks.
+    pub(crate) fn of_replay(lives: &Lives, stacks: &Stacks) -> Self {
+        let blocks = lives.blocks.iter().filter(|block| block.born > 0);
+        let requests = blocks.filter_map(|block| Some((block.born, block.stack?)));
+        Self::with(&[], stacks, requests)
+    }
+
+    /// Finds the passes. `requests` are the moments of requests, and their stacks.
+    fn with(
+        events: &'a [TraceEvent],
+        stacks: &Stacks,
+        requests: impl Iterator<Item = (u32, StackId)>,
+    ) -> Self {
+        let mut passes =
+            Self { events, of_stacks: works(stacks), spans: Vec::new(), next: Vec::new() };
         let mut is_open = false;
-        for (moment, event) in (1..NEVER).zip(&trace.events) {
-            let Some(stack) = event.stack.filter(|_| event.action == Action::Alloc) else {
-                continue;
-            };
+        for (moment, stack) in requests {
             let work = passes.work_of(stack);
             match passes.spans.last_mut() {
                 Some(span) if is_open && span.work == work => span.last = moment,
@@ -148,7 +165,7 @@ impl<'a> Passes<'a> {
     /// Returns whether autograd's engine freed a block in a backward pass; `None` if that is not shown.
     fn is_freed_by_backward(&self, block: &Block) -> Option<bool> {
         let at = usize::try_from(block.freed).ok()?.checked_sub(1)?;
-        if let Some(stack) = self.events.get(at)?.stack {
+        if let Some(stack) = self.events.get(at).and_then(|event| event.stack) {
             return Some(self.work_of(stack) == Work::Backward);
         }
         let span = self.spans[self.begun(block.freed).checked_sub(1)?];

@@ -1,37 +1,38 @@
-//! The events of a replay, in the form of a recording. Logs of requests contain no decisions of an allocator,
-//! and a recording contains none for another memory.
+//! The lifetimes of a replay's blocks and segments. Logs of requests contain no decisions of an allocator, and
+//! a recording contains none for another memory.
+//!
+//! Each event of the replay is applied and dropped, so none is stored.
 
+use std::cell::RefCell;
+
+use crate::lives::{Columns, EVENTS_MAX, Lives, LivesWalk};
 use crate::moments::room_of;
 use crate::{Recording, Watched, watch};
 use stratalloc::allocator::{Allocation, Caching as _, Recording as _};
-use stratalloc::config::Compat;
+use stratalloc::config::{Compat, Config};
 use stratalloc::history::{Action, Event, RecordOptions};
 use stratalloc::strategies::Strategy;
-use stratalloc_recording::{BlockStack, ReplayError, Trace, TraceEvent};
+use stratalloc_recording::{BlockStack, PoolRouting, ReplayError, Start, Trace, TraceEvent};
 
-/// Returns the events of a replay of the recorded requests, in the form of a recording.
+/// Returns the lifetimes of a replay of the recorded requests, with at most `columns` columns of a time line.
 ///
 /// # Errors
 ///
 /// [`ReplayError`] when the replay fails for a reason other than memory.
-pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
+pub(crate) fn lives_of_replay(recording: &Recording, columns: usize) -> Result<Lives, ReplayError> {
     let config = recording.config.clone().unwrap_or_default().with_compat(Compat::PyTorch);
-    let room = room_of(recording, &config);
-    let mut events: Vec<TraceEvent> = Vec::new();
-    let mut seen: Vec<Event> = Vec::new();
-    let (mut segments, mut block_stacks) = (Vec::new(), Vec::new());
-    let mut requests = recording.trace.requests();
-    let last = recording.workload.ops.len().saturating_sub(1);
-    let mut time_us = 0;
-    let begun = |strategy: &Strategy| {
-        if let Some(engine) = strategy.engine() {
-            engine.history().start(&RecordOptions::default());
-        }
+    // One column contains all moments. More have equal widths, for which the number of events must be known.
+    let columns = match columns {
+        0 | 1 => Columns::new(1, EVENTS_MAX),
+        _ => Columns::new(columns, count(recording, &config)?),
     };
-    watch(recording, &config, room, &begun, &mut |Watched { at, strategy, blocks, .. }| {
-        let Some(engine) = strategy.engine() else { return };
-        engine.history().drain_into(&mut seen);
-        for event in seen.drain(..) {
+    let mut walk = LivesWalk::new(config.settings(), PoolRouting::default(), columns);
+    let mut requests = recording.trace.requests();
+    let mut time_us = 0;
+    // Events of a replay contain their pools, so the layout at the start is all that must be known.
+    replay(recording, &config, &mut |change| match change {
+        Change::Begin(trace) => walk.begin(&Start::of(&trace)),
+        Change::Event(event) => {
             let mut stack = None;
             if matches!(event.action, Action::Alloc | Action::OutOfMemory)
                 && let Some(request) = requests.next()
@@ -39,22 +40,65 @@ pub(crate) fn repeated(recording: &Recording) -> Result<Trace, ReplayError> {
                 stack = request.stack;
                 time_us = time_us.max(request.time_us);
             }
-            events.push(TraceEvent { stack, time_us, ..event.into() });
-        }
-        if at == last {
-            segments = engine.layout();
-            block_stacks = stacks_from_before(recording, blocks);
+            walk.see(&TraceEvent { stack, time_us, ..event.into() });
         }
     })?;
-    let Trace { conf, device, devices, stacks, .. } = &recording.trace;
-    let (conf, stacks) = (conf.clone(), stacks.clone());
-    let (device, devices) = (*device, devices.clone());
-    let about = Trace { conf, device, devices, stacks, ..Trace::default() };
-    Ok(Trace { events, segments, block_stacks, ..about })
+    Ok(walk.finish())
 }
 
-/// Returns the stacks of blocks from before the recording that live at the end of a replay, which requests
-/// them before its first event. `blocks` are its live blocks, by their numbers.
+/// Returns the number of events of a replay.
+fn count(recording: &Recording, config: &Config) -> Result<u32, ReplayError> {
+    let mut events = 0_u32;
+    replay(recording, config, &mut |change| {
+        if matches!(change, Change::Event(_)) {
+            events = events.saturating_add(1).min(EVENTS_MAX);
+        }
+    })?;
+    Ok(events)
+}
+
+/// A part of a replay.
+enum Change {
+    /// The memory before the first event, as a recording without events.
+    Begin(Trace),
+    /// The next event.
+    Event(Event),
+}
+
+/// Replays the recorded requests. Calls `see` with the memory before the first event, then with each event.
+fn replay(
+    recording: &Recording,
+    config: &Config,
+    see: &mut dyn FnMut(Change),
+) -> Result<(), ReplayError> {
+    let room = room_of(recording, config);
+    let segments = RefCell::new(Vec::new());
+    let begun = |strategy: &Strategy| {
+        if let Some(engine) = strategy.engine() {
+            *segments.borrow_mut() = engine.layout();
+            engine.history().start(&RecordOptions::default());
+        }
+    };
+    let seeded = recording.workload.seeded as usize;
+    let (mut seen, mut is_begun) = (Vec::new(), false);
+    watch(recording, config, room, &begun, &mut |Watched { at, strategy, blocks, .. }| {
+        let Some(engine) = strategy.engine().filter(|_| at + 1 >= seeded) else { return };
+        if !std::mem::replace(&mut is_begun, true) {
+            let block_stacks = stacks_from_before(recording, blocks);
+            let segments = segments.take();
+            see(Change::Begin(Trace { segments, block_stacks, ..Trace::default() }));
+        }
+        engine.history().drain_into(&mut seen);
+        seen.drain(..).for_each(|event| see(Change::Event(event)));
+    })?;
+    if !is_begun {
+        see(Change::Begin(Trace { segments: segments.take(), ..Trace::default() }));
+    }
+    Ok(())
+}
+
+/// Returns the stacks of blocks from before the recording that a replay requests before its first event.
+/// `blocks` are its live blocks, by their numbers.
 fn stacks_from_before(recording: &Recording, blocks: &[Option<Allocation>]) -> Vec<BlockStack> {
     let before = recording.start.iter().flat_map(|start| &start.blocks).zip(blocks);
     let with_stack = before.filter_map(|(before, block)| {

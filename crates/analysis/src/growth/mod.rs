@@ -148,7 +148,7 @@ impl StepGrowth {
         // If the program went on after a failure, the steps may have come later.
         let untils = failure.into_iter().chain([lives.events]);
         let mut found = untils.filter_map(|until| {
-            let all = &timeline.trace.marks;
+            let all = timeline.marks();
             let marked = |numbered| marked(lives, all, callers, until, &live_bytes, numbered);
             let by_requests = || steps::find(lives, callers, until, &live_bytes);
             Some((until, marked(true).or_else(by_requests).or_else(|| marked(false))?.last()))

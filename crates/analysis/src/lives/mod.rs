@@ -34,6 +34,8 @@ pub const COLUMNS: usize = 8192;
 const MOST_BYTES: u64 = 1 << 44;
 /// The value of `gone` and `freed` for whatever lives until the end of the recording.
 pub const NEVER: u32 = u32::MAX;
+/// The maximum number of events that are applied.
+pub(crate) const EVENTS_MAX: u32 = NEVER - 1;
 
 /// The lifetime of a block, from its request until the block is free again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,26 +135,12 @@ pub struct Lives {
 impl Lives {
     /// Computes the lifetimes from the events. `total_bytes` is the memory of the recorded device.
     pub fn of(trace: &Trace, settings: &Settings, total_bytes: u64, columns: usize) -> Self {
-        let events = u32::try_from(trace.events.len()).unwrap_or(NEVER - 1).min(NEVER - 1);
-        let mut walk = LivesWalk {
-            lives: Self { events, columns: Columns::new(columns, events), ..Self::default() },
-            settings,
-            routing: PoolRouting::of(trace, total_bytes),
-            live: BTreeMap::new(),
-            held: BTreeMap::new(),
-            live_bytes: 0,
-            reserved_bytes: 0,
-            paused: Paused::default(),
-            most: (0, 0),
-        };
+        let events = u32::try_from(trace.events.len()).unwrap_or(EVENTS_MAX);
+        let routing = PoolRouting::of(trace, total_bytes);
+        let mut walk = LivesWalk::new(settings, routing, Columns::new(columns, events));
         walk.begin(&Start::of(trace));
-        walk.note(0, 0);
-        for (at, event) in (0..events).zip(&trace.events) {
-            walk.routing.see(at as usize, event);
-            walk.step(at + 1, event);
-            walk.note(at + 1, event.time_us);
-        }
-        walk.lives
+        trace.events.iter().for_each(|event| walk.see(event));
+        walk.finish()
     }
 
     /// Returns the blocks that live at a moment, in the order of their requests.
@@ -268,7 +256,7 @@ fn tiles(live: &[&Block], moment: u32, start: u64, end: u64) -> Vec<BlockLayout>
 }
 
 /// The state while the events are applied in order.
-struct LivesWalk<'a> {
+pub(crate) struct LivesWalk<'a> {
     lives: Lives,
     settings: &'a Settings,
     routing: PoolRouting,
@@ -283,8 +271,40 @@ struct LivesWalk<'a> {
     most: (u64, u64),
 }
 
-impl LivesWalk<'_> {
-    fn begin(&mut self, start: &Start) {
+impl<'a> LivesWalk<'a> {
+    pub(crate) fn new(settings: &'a Settings, routing: PoolRouting, columns: Columns) -> Self {
+        Self {
+            lives: Lives { columns, ..Lives::default() },
+            settings,
+            routing,
+            live: BTreeMap::new(),
+            held: BTreeMap::new(),
+            live_bytes: 0,
+            reserved_bytes: 0,
+            paused: Paused::default(),
+            most: (0, 0),
+        }
+    }
+
+    /// Applies the next event. Events after the first [`EVENTS_MAX`] are ignored.
+    pub(crate) fn see(&mut self, event: &TraceEvent) {
+        let before = self.lives.events;
+        if before < EVENTS_MAX {
+            self.lives.events = before + 1;
+            self.routing.see(before as usize, event);
+            self.step(before + 1, event);
+            self.note(before + 1, event.time_us);
+        }
+    }
+
+    /// Returns the lifetimes after the last event.
+    pub(crate) fn finish(mut self) -> Lives {
+        self.lives.columns.moments = u64::from(self.lives.events) + 1;
+        self.lives
+    }
+
+    /// Begins the lives of what exists before the first event.
+    pub(crate) fn begin(&mut self, start: &Start) {
         start.held().for_each(|held| self.hold(0, held));
         let layout = start.layout(self.settings);
         let sizes: HashMap<u64, u64> = layout
@@ -303,6 +323,7 @@ impl LivesWalk<'_> {
                 self.give(0, block.address);
             }
         }
+        self.note(0, 0);
     }
 
     fn step(&mut self, moment: u32, event: &TraceEvent) {
