@@ -103,7 +103,7 @@ pub fn points(lives: &Lives) -> usize {
 /// Returns the point of the curve to which each operation of the workload belongs. Requests are in the
 /// recorded order. Every other operation belongs to the point of the request before it.
 fn columns_of_ops(recording: &Recording, lives: &Lives) -> Vec<u32> {
-    let events = recording.trace.events.iter().zip(1_u32..);
+    let events = recording.trace.each_event().zip(1_u32..);
     let requests = events.filter(|(event, _)| event.is_request());
     let requests: Vec<u32> = requests.map(|(_, moment)| moment).collect();
     let (count, moments) = (points(lives) as u64, u64::from(lives.events) + 1);

@@ -39,7 +39,7 @@ impl Figures {
             peak_reserved_bytes,
             device_allocs: count(|event| event.reserved_change() > 0),
             device_frees: count(|event| event.reserved_change() < 0),
-            ooms: count(|event| event.action == Action::OutOfMemory),
+            ooms: trace.requests().filter(|e| e.action == Action::OutOfMemory).count() as u64,
             duration_us: duration_us(&trace.events),
             ..Self::default()
         }

@@ -13,6 +13,8 @@
 //! Blocks that lived before a recording began are known by their addresses, not by the order of their
 //! requests. They are compared as sets: those that are equal in all recordings have a constant size.
 
+use std::sync::Arc;
+
 use hashbrown::HashMap;
 
 use super::diff::{DIFFERENCES_MAX, fewest};
@@ -340,7 +342,7 @@ impl Forecast {
     pub fn at(&self, value: u64) -> Recording {
         let mut recording = self.base.clone();
         let mut lines = self.lines.iter();
-        recording.workload.ops.change(|mut op| {
+        Arc::make_mut(&mut recording.workload).ops.change(|mut op| {
             if let Op::Allocate { bytes, .. } = &mut op
                 && let Some(line) = lines.next()
             {
@@ -405,7 +407,7 @@ impl Asked {
 
 /// Returns the blocks that lived before a recording began, in the order of the operations.
 fn before(sample: &Sample) -> Vec<BlockBefore> {
-    let Workload { ops, seeded, .. } = &sample.recording.workload;
+    let Workload { ops, seeded, .. } = &*sample.recording.workload;
     let block = |op: Op| match op {
         Op::Allocate { bytes, stream, pool, .. } => Some(BlockBefore {
             bytes,
@@ -459,7 +461,7 @@ mod tests {
             0 => ops.extend(frees),
             _ => ops.extend(frees.rev()),
         }
-        let workload = Workload { ops: ops.into(), blocks, ..Workload::default() };
+        let workload = Arc::new(Workload { ops: ops.into(), blocks, ..Workload::default() });
         let recording = Recording::new(Trace::default(), None, Memory::default());
         Sample::new(value, Recording { workload, ..recording })
     }
@@ -522,7 +524,7 @@ mod tests {
     /// Returns the same recording with blocks of these sizes before it, in reverse order at odd values.
     fn late(value: u64, before: &[u64], program: &[Request]) -> Sample {
         let mut late = sample(value, program);
-        let workload = &mut late.recording.workload;
+        let workload = Arc::make_mut(&mut late.recording.workload);
         let (stream, pool) = (StreamId::DEFAULT, PoolId::DEFAULT);
         let mut sizes = before.to_vec();
         if value % 2 == 1 {

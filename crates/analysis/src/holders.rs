@@ -388,6 +388,7 @@ impl Holder {
 /// have the lowest numbers; the others are numbered in the order of the requests.
 pub(super) fn stack_of(recording: &Recording, id: u32) -> Option<StackId> {
     match id.checked_sub(recording.workload.seeded) {
+        Some(_) if recording.trace.stacks.is_empty() => None,
         Some(request) => recording.trace.requests().nth(request as usize)?.stack,
         None => stack_from_before(recording, id),
     }

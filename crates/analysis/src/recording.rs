@@ -1,6 +1,7 @@
 //! A recording, with everything that is computed from it once at the start.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
@@ -38,7 +39,7 @@ pub struct Recording {
     /// left out (`skip_actions`), and the recorded reserved bytes at earlier moments are unknown.
     pub requests_outside: u64,
     /// The requests, without the recorded allocator's decisions.
-    pub workload: Workload,
+    pub workload: Arc<Workload>,
     /// The figures of the recorded program.
     pub figures: Figures,
     /// The limit on reserved bytes, if any. A limit set by the caller overrides the one found in the
@@ -325,8 +326,11 @@ impl Recording {
             figures.peak_allocated_bytes = u64::try_from(counters.allocated_bytes.all.peak).ok();
         }
         let workload = match &mut exact {
-            Some(exact) => std::mem::take(&mut exact.workload),
-            None => workload.unwrap_or_else(|| Workload::of(&trace, total_bytes)),
+            Some(exact) => Arc::new(std::mem::take(&mut exact.workload)),
+            None => {
+                let read = || Workload::shared(&trace, total_bytes);
+                workload.map_or_else(read, Arc::new)
+            }
         };
         let requests_outside = start.outside;
         let start = Some(start).filter(|start| !start.is_empty());

@@ -368,7 +368,7 @@ mod tests {
         let (stream, pool) = (StreamId::DEFAULT, PoolId::DEFAULT);
         let take = |id| Op::Allocate { id, bytes: 10 * MIB, stream, pool };
         let ops = vec![take(0), take(1), Op::Free { id: 0 }, take(2)];
-        let workload = Workload { ops: ops.into(), blocks: 3, ..Workload::default() };
+        let workload = Arc::new(Workload { ops: ops.into(), blocks: 3, ..Workload::default() });
         let recording =
             Recording { workload, ..Recording::new(Trace::default(), None, Memory::default()) };
         let config = settings::parse("--conf", "backend:straight").unwrap();

@@ -199,7 +199,7 @@ impl Recordings {
         let bar = progress(length, &format!("reading {name}"));
         let trace = self.decoded(&name, file, device, Some(&|done| bar.set_position(done)))?;
         bar.finish_and_clear();
-        if trace.events.is_empty() && device.is_some() {
+        if trace.event_count() == 0 && device.is_some() {
             let why = nothing_in(&trace, device);
             write_stderr(format_args!("note: only the blocks that lived are taken: {name}: {why}"));
         }
@@ -226,7 +226,7 @@ impl Recordings {
         let trace = reader::read_bytes(name, file, &limits, progress)?;
         let live =
             |segment: &SegmentLayout| segment.bytes_in(&[BlockStateName::ActiveAllocated]) > 0;
-        let has_nothing = trace.events.is_empty() && trace.totals.is_none();
+        let has_nothing = trace.event_count() == 0 && trace.totals.is_none();
         if has_nothing && !trace.segments.iter().any(live) {
             return Err(format!("{name}: {}", nothing_in(&trace, device)).into());
         }

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -225,7 +226,7 @@ fn verify(recording: &mut Recording, config: &Config) -> Result<Verification> {
     let (until, host) = (Until::End, &Host::default());
     let mut found =
         verify_until(&recording.trace, &config, total_bytes, fraction, until, &started, host)?;
-    recording.workload = std::mem::take(&mut found.workload);
+    recording.workload = Arc::new(std::mem::take(&mut found.workload));
     Ok(found)
 }
 

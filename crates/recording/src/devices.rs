@@ -38,7 +38,7 @@ impl DeviceFigures {
     #[must_use]
     pub fn of(trace: &Trace) -> Self {
         let mut survey = Survey::default();
-        trace.events.iter().for_each(|e| survey.see(e.action, e.size_bytes, e.time_us));
+        trace.each_event().for_each(|e| survey.see(e.action, e.size_bytes, e.time_us));
         let mut end = EndBytes::default();
         trace.segments.iter().for_each(|segment| end.add(segment));
         survey.finish(trace.device, end)

@@ -48,6 +48,22 @@ pub struct LiveBlock {
     pub stack: Option<StackId>,
 }
 
+impl LiveBlock {
+    /// Returns a block of which only its free is recorded.
+    pub(crate) fn freed(address: u64, requested_bytes: u64, stream: StreamId) -> Self {
+        Self {
+            address,
+            requested_bytes,
+            size_bytes: None,
+            next_free: None,
+            stream,
+            pool: PoolId::DEFAULT,
+            draining: false,
+            stack: None,
+        }
+    }
+}
+
 /// The memory before the first event.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
@@ -64,6 +80,9 @@ impl Start {
     /// before the first event.
     #[must_use]
     pub fn of(trace: &Trace) -> Self {
+        if let Some(log) = &trace.log {
+            return Self { blocks: log.blocks_before().collect(), ..Self::default() };
+        }
         if is_complete(trace) {
             return Self::default();
         }
@@ -333,16 +352,9 @@ impl Back {
 
     /// Returns the live block for a free that is being undone. Adds the block if it is new.
     fn live(&mut self, event: &TraceEvent) -> &mut LiveBlock {
-        self.blocks.entry(event.address).or_insert_with(|| LiveBlock {
-            address: event.address,
-            requested_bytes: event.size_bytes.max(1),
-            size_bytes: None,
-            next_free: None,
-            stream: event.stream,
-            pool: event.pool,
-            draining: false,
-            stack: None,
-        })
+        let TraceEvent { address, size_bytes, stream, pool, .. } = *event;
+        let block = || LiveBlock { pool, ..LiveBlock::freed(address, size_bytes.max(1), stream) };
+        self.blocks.entry(address).or_insert_with(block)
     }
 
     /// Removes pages from the mapped range that contains them all, if there is one.

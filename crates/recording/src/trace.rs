@@ -3,6 +3,7 @@
 //! The readers build and check a [`Trace`], for any encoding. Addresses and sizes are in bytes.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -10,6 +11,7 @@ use serde::Serialize;
 use super::devices::DeviceFigures;
 use super::evidence::MissingEntries;
 use super::host::HostMemory;
+use super::log::Log;
 use super::stacks::{StackId, Stacks};
 use super::totals::Totals;
 use stratalloc::config::{Compat, Config, TorchVersion};
@@ -33,6 +35,8 @@ pub struct Trace {
     /// All devices of the recording with events or memory, the one to look at first first; empty if there is
     /// one only, or if the reader was limited to one. The other data is that of `device` alone.
     pub devices: Vec<DeviceFigures>,
+    /// The requests of a log in RMM's format, instead of events.
+    pub log: Option<Arc<Log>>,
     /// Whether the recording is a log of requests, without an allocator's decisions.
     pub requests_only: bool,
     /// The stacks that events and blocks refer to.
@@ -139,10 +143,22 @@ impl Trace {
     /// Returns the number of requests and frees.
     #[must_use]
     pub fn operations(&self) -> usize {
-        let is_operation = |event: &&TraceEvent| {
+        let is_operation = |event: &TraceEvent| {
             matches!(event.action, Action::Alloc | Action::FreeRequested | Action::OutOfMemory)
         };
-        self.events.iter().filter(is_operation).count()
+        self.each_event().filter(is_operation).count()
+    }
+
+    /// Returns all events in order. Those of a log have no addresses.
+    pub fn each_event(&self) -> impl Iterator<Item = TraceEvent> + '_ {
+        let logged = self.log.iter().flat_map(|log| log.events());
+        self.events.iter().copied().chain(logged)
+    }
+
+    /// Returns the number of events.
+    #[must_use]
+    pub fn event_count(&self) -> u64 {
+        self.events.len() as u64 + self.log.as_ref().map_or(0, |log| log.event_count())
     }
 
     /// Builds a trace from a snapshot, without stacks and without entries of snapshots and of tags that were
@@ -205,9 +221,10 @@ impl Trace {
         }
     }
 
-    /// Returns the entries of requests, successful or not.
-    pub fn requests(&self) -> impl Iterator<Item = &TraceEvent> {
-        self.events.iter().filter(|event| event.is_request())
+    /// Returns the entries of requests, successful or not. Those of a log have no addresses.
+    pub fn requests(&self) -> impl Iterator<Item = TraceEvent> + '_ {
+        let logged = self.log.iter().flat_map(|log| log.requests());
+        self.events.iter().filter(|event| event.is_request()).copied().chain(logged)
     }
 
     /// Returns the configuration with the rules that applied when the recording was made. For PyTorch's
@@ -326,7 +343,3 @@ impl TraceEvent {
         self.names_pool.then_some(self.pool)
     }
 }
-
-// The reader of request logs (`rmm`) depends on this bound: a short row becomes up to two events, and
-// larger events would exceed the reader's memory limit (see `ROW_MIN_BYTES`).
-const _: () = assert!(size_of::<TraceEvent>() <= 56);

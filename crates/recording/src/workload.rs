@@ -8,6 +8,7 @@
 //! stream, and frees that wait for the same lane complete in order.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use super::ops::{Op, Ops};
 use super::pools::PoolRouting;
@@ -165,6 +166,9 @@ impl Workload {
     /// engine's state. `total_bytes` is the memory of the recorded device.
     #[must_use]
     pub fn of(trace: &Trace, total_bytes: u64) -> Self {
+        if let Some(log) = &trace.log {
+            return Self::clone(log.workload());
+        }
         let mut builder = WorkloadBuilder::new(trace, &Start::of(trace), total_bytes);
         for (at, group) in groups(&trace.events) {
             match group {
@@ -185,6 +189,13 @@ impl Workload {
             }
         }
         builder.workload
+    }
+
+    /// Does the same as [`of`](Self::of), without a copy of the operations of a log.
+    #[must_use]
+    pub fn shared(trace: &Trace, total_bytes: u64) -> Arc<Self> {
+        let logged = trace.log.as_ref().map(|log| Arc::clone(log.workload()));
+        logged.unwrap_or_else(|| Arc::new(Self::of(trace, total_bytes)))
     }
 
     /// Returns the streams of requests and the lanes of frees, each once.

@@ -47,7 +47,7 @@ impl Sources {
         let is_used = recording.start.is_some() || recording.no_history.is_some();
         let of = |kind, count| Basis { of: "", kind, count };
         Self {
-            events: of(BasisKind::Events, trace.events.len() as u64),
+            events: of(BasisKind::Events, trace.event_count()),
             layout: of(BasisKind::Layout, if is_used { blocks as u64 } else { 0 }),
         }
     }

@@ -89,7 +89,7 @@ impl Side {
 
 /// Returns the requests of a recording, in order.
 fn requests_of(trace: &Trace) -> Vec<Request> {
-    let events = (1..).zip(&trace.events).filter(|(_, event)| event.is_request());
+    let events = (1..).zip(trace.each_event()).filter(|(_, event)| event.is_request());
     let request = events.map(|(number, event)| Request {
         bytes: event.size_bytes,
         stream: event.stream,

@@ -1,5 +1,8 @@
 //! The first difference between a recording and that of the largest group.
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::fingerprint::{Differs, Place, facts, first_differing};
@@ -40,7 +43,7 @@ pub struct Operation {
 /// A recording of one rank, with its operations and the limit that its failed requests show.
 pub struct Rank<'a> {
     pub(super) trace: &'a Trace,
-    pub(super) workload: Workload,
+    pub(super) workload: Arc<Workload>,
     pub(super) limit_bytes: Option<u64>,
 }
 
@@ -197,13 +200,17 @@ fn text(workload: &Workload, place: Place, is_long: bool) -> String {
 /// Returns the number of events up to that of the last of `ops`, which are the operations of the recording
 /// from its first event on.
 fn event_of(trace: &Trace, ops: impl Iterator<Item = Op>) -> u64 {
+    let all = match &trace.log {
+        None => Cow::Borrowed(trace.events.as_slice()),
+        Some(_) => Cow::Owned(trace.each_event().collect()),
+    };
     let mut event = 0;
     let mut next = 0;
     for op in ops {
         if matches!(op, Op::FreeInUse { lane, .. } if lane == Workload::LANE_BEFORE) {
             continue;
         }
-        let mut events = trace.events.iter().skip(next);
+        let mut events = all.iter().skip(next);
         let found = events.position(|event| match op {
             Op::Allocate { .. } | Op::AllocateFailing { .. } => event.is_request(),
             Op::Free { .. } | Op::FreeInUse { .. } => event.action == Action::FreeRequested,
@@ -232,7 +239,7 @@ mod tests {
 
     fn sentence(traces: [&Trace; 2]) -> String {
         let side =
-            |trace| Rank { trace, workload: Workload::of(trace, 1 << 37), limit_bytes: None };
+            |trace| Rank { trace, workload: Workload::shared(trace, 1 << 37), limit_bytes: None };
         Difference::of(&traces.map(side)).sentence("rank0")
     }
 

@@ -64,7 +64,7 @@ impl<'a> Rank<'a> {
         let recorded_bytes = trace.made_here.and_then(|made| made.total_bytes);
         let total_bytes = memory.total_bytes.or(recorded_bytes);
         let total_bytes = total_bytes.unwrap_or(SimOptions::default().total_bytes);
-        let workload = Workload::of(trace, total_bytes);
+        let workload = Workload::shared(trace, total_bytes);
         Self { trace, workload, limit_bytes: limit.map(|limit| limit.bytes) }
     }
 }

@@ -344,7 +344,7 @@ impl KeptRecordings {
         let trace = &mut recording.trace;
         trace.torch = Some(trace.torch_version());
         trace.stacks = Stacks::default();
-        (trace.events, trace.segments) = (Vec::new(), Vec::new());
+        (trace.events, trace.segments, trace.log) = (Vec::new(), Vec::new(), None);
         (recording.exact, recording.start, recording.start_layout) = (None, None, None);
         self.recordings.insert(index, recording);
     }

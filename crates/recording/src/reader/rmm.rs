@@ -5,18 +5,17 @@
 //! failure` and `free`. The thread and the time are not read. Such a log contains requests and no
 //! decisions of an allocator, so it can be replayed but not verified.
 //!
-//! To limit memory, rows are stored in 24 bytes each until the last one is read. Then the decompressor is
-//! dropped, and the rows are replaced by events. The row of a free becomes two events.
+//! To limit memory, a row becomes an operation of 16 bytes at once, and no events are stored.
 //!
 //! Source of the format: `rmm::mr::logging_resource_adaptor`.
 
-use hashbrown::HashSet;
+use std::sync::Arc;
 
 use super::error::{Failure, Mismatch};
 use super::fields::SHOWN_CHARS;
 use super::input::Input;
-use crate::{Trace, TraceEvent};
-use stratalloc::history::Action;
+use crate::Trace;
+use crate::log::LogBuilder;
 use stratalloc::ids::StreamId;
 use stratalloc::size::EIB;
 
@@ -24,110 +23,46 @@ use stratalloc::size::EIB;
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream";
 /// The longest line that is accepted. Rows of real logs have about 50 bytes.
 const LINE_MAX_BYTES: usize = 256;
-/// The length of the shortest row that is accepted, `1,00:00:00.0,free,1,1,0`. The events of shorter rows
-/// would take more than [`MEMORY_FACTOR`](super::MEMORY_FACTOR) times their bytes.
+/// The length of the shortest row that is accepted, `1,00:00:00.0,free,1,1,0`. Operations and addresses of
+/// shorter rows could take more than [`MEMORY_FACTOR`](super::MEMORY_FACTOR) times their bytes.
 const ROW_MIN_BYTES: usize = 23;
-/// The number of rows in a chunk. Rows are stored in chunks, so that growing the list does not move rows.
-const CHUNK_ROWS: usize = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum RowAction {
-    Allocate = 0,
-    Failure = 1,
-    Free = 2,
+    Allocate,
+    Failure,
+    Free,
 }
 
-/// A row. The action is in the two highest bits of `size_and_action`.
-#[derive(Clone, Copy)]
+/// A row.
 struct LogRow {
+    action: RowAction,
     address: u64,
-    size_and_action: u64,
+    size_bytes: u64,
     stream: StreamId,
 }
 
-const ACTION_SHIFT: u32 = 62;
-const _: () = assert!(EIB < 1 << ACTION_SHIFT);
-
 impl LogRow {
-    fn new(action: RowAction, address: u64, size_bytes: u64, stream: StreamId) -> Self {
-        let size_and_action = size_bytes | (action as u64) << ACTION_SHIFT;
-        Self { address, size_and_action, stream }
-    }
-
-    fn action(&self) -> RowAction {
-        match self.size_and_action >> ACTION_SHIFT {
-            0 => RowAction::Allocate,
-            1 => RowAction::Failure,
-            _ => RowAction::Free,
-        }
-    }
-
-    /// Adds the row's events to `events`.
-    fn add_events(&self, events: &mut Vec<TraceEvent>) {
-        let size_bytes = self.size_and_action & ((1 << ACTION_SHIFT) - 1);
-        let Self { address, stream, .. } = *self;
-        let mut push = |action, address| {
-            events.push(TraceEvent::new(action, address, size_bytes, stream));
-        };
-        match self.action() {
-            RowAction::Allocate => push(Action::Alloc, address),
-            // The address of an out-of-memory event is the device's free memory, which the log does not
-            // contain.
-            RowAction::Failure => push(Action::OutOfMemory, 0),
-            RowAction::Free => {
-                push(Action::FreeRequested, address);
-                push(Action::FreeCompleted, address);
+    fn add_to(&self, log: &mut LogBuilder) -> Result<(), Mismatch> {
+        let Self { action, address, size_bytes, stream } = *self;
+        match action {
+            RowAction::Allocate => {
+                if !log.allocate(address, size_bytes, stream) {
+                    let found = format!("{address:#x}, which is live since an earlier row");
+                    return Err(Mismatch::new("the pointer of a new block", found));
+                }
             }
-        }
-    }
-}
-
-/// Rows in the order of the file.
-#[derive(Default)]
-struct Rows {
-    chunks: Vec<Vec<LogRow>>,
-    events: usize,
-    live: HashSet<u64>,
-}
-
-impl Rows {
-    fn push(&mut self, row: LogRow) -> Result<(), Mismatch> {
-        match row.action() {
-            RowAction::Allocate if !self.live.insert(row.address) => {
-                let found = format!("{:#x}, which is live since an earlier row", row.address);
-                return Err(Mismatch::new("the pointer of a new block", found));
-            }
-            RowAction::Free => {
-                self.live.remove(&row.address);
-            }
-            RowAction::Allocate | RowAction::Failure => {}
-        }
-        self.events += if row.action() == RowAction::Free { 2 } else { 1 };
-        match self.chunks.last_mut() {
-            Some(chunk) if chunk.len() < CHUNK_ROWS => chunk.push(row),
-            _ => {
-                let mut chunk = Vec::with_capacity(CHUNK_ROWS);
-                chunk.push(row);
-                self.chunks.push(chunk);
-            }
+            RowAction::Failure => log.fail(size_bytes, stream),
+            RowAction::Free => log.free(address, size_bytes, stream),
         }
         Ok(())
     }
-
-    fn into_events(self) -> Vec<TraceEvent> {
-        drop(self.live);
-        let mut events = Vec::with_capacity(self.events);
-        for chunk in self.chunks {
-            chunk.iter().for_each(|row| row.add_events(&mut events));
-        }
-        events
-    }
 }
 
-/// Reads a log to its end. Drops the decompressor before the events are built, to use less memory.
+/// Reads a log to its end. Drops the decompressor before the log is built, to use less memory.
 pub(super) fn parse(mut input: Input<'_>) -> Result<Trace, Failure> {
     let mut line = Vec::with_capacity(LINE_MAX_BYTES);
-    let mut rows = Rows::default();
+    let mut log = LogBuilder::default();
     let mut number = 1u64;
     let at_line =
         |number: u64| move |m| Failure::Content { path: format!("line {number}"), mismatch: m };
@@ -143,11 +78,12 @@ pub(super) fn parse(mut input: Input<'_>) -> Result<Trace, Failure> {
         // Concatenated files may have a blank line between them.
         if !line.is_empty() {
             let row = text(&line).and_then(row).map_err(at_line(number))?;
-            rows.push(row).map_err(at_line(number))?;
+            row.add_to(&mut log).map_err(at_line(number))?;
         }
     }
     drop(input);
-    Ok(Trace { events: rows.into_events(), requests_only: true, ..Trace::default() })
+    let log = Some(Arc::new(log.build()));
+    Ok(Trace { log, requests_only: true, ..Trace::default() })
 }
 
 /// Reads the next line, without its line end. Returns false at the end of the file.
@@ -214,7 +150,7 @@ fn row(line: &str) -> Result<LogRow, Mismatch> {
         return Err(wrong("a size of at most 1 EiB, not 0 for a new block", size));
     }
     let stream = number(stream).ok_or_else(|| wrong("a stream's handle", stream))?;
-    Ok(LogRow::new(action, address, size_bytes, StreamId(stream)))
+    Ok(LogRow { action, address, size_bytes, stream: StreamId(stream) })
 }
 
 /// Parses a number without a sign: hexadecimal with `0x` in front, or decimal.

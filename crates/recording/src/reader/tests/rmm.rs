@@ -31,8 +31,9 @@ fn a_log_becomes_the_requests_that_were_made() {
     .concat();
     let trace = read(&text).unwrap();
     assert!(trace.requests_only);
-    assert_eq!(trace.events.len(), 8);
-    assert_eq!(trace.events[2].action, Action::OutOfMemory);
+    let actions: Vec<Action> = trace.each_event().map(|event| event.action).collect();
+    assert_eq!((actions.len(), trace.event_count()), (8, 8));
+    assert_eq!(actions[2], Action::OutOfMemory);
     let workload = Workload::of(&trace, 1 << 40);
     assert_eq!((workload.blocks, workload.seeded), (5, 1));
     assert_eq!(workload.streams(), [StreamId(0), StreamId(2), StreamId(0x55d0_c0de)]);
@@ -109,6 +110,6 @@ fn a_block_that_was_freed_with_no_size_is_asked_for_all_the_same() {
 
 #[test]
 fn a_log_without_rows_asks_for_nothing() {
-    assert_eq!(read(HEADER).unwrap().events, []);
-    assert_eq!(read(HEADER.trim_end()).unwrap().events, []);
+    assert_eq!(read(HEADER).unwrap().event_count(), 0);
+    assert_eq!(read(HEADER.trim_end()).unwrap().event_count(), 0);
 }
