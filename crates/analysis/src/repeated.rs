@@ -60,7 +60,7 @@ fn count(recording: &Recording, config: &Config) -> Result<u32, ReplayError> {
 /// A part of a replay.
 enum Change {
     /// The memory before the first event, as a recording without events.
-    Begin(Trace),
+    Begin(Box<Trace>),
     /// The next event.
     Event(Event),
 }
@@ -86,13 +86,15 @@ fn replay(
         if !std::mem::replace(&mut is_begun, true) {
             let block_stacks = stacks_from_before(recording, blocks);
             let segments = segments.take();
-            see(Change::Begin(Trace { segments, block_stacks, ..Trace::default() }));
+            let begin = Trace { segments, block_stacks, ..Trace::default() };
+            see(Change::Begin(Box::new(begin)));
         }
         engine.history().drain_into(&mut seen);
         seen.drain(..).for_each(|event| see(Change::Event(event)));
     })?;
     if !is_begun {
-        see(Change::Begin(Trace { segments: segments.take(), ..Trace::default() }));
+        let begin = Trace { segments: segments.take(), ..Trace::default() };
+        see(Change::Begin(Box::new(begin)));
     }
     Ok(())
 }
