@@ -155,7 +155,7 @@ fn read_back(path: &std::path::Path) {
 
     let trace = reader::read(path, &Limits::default()).expect("a log can be read");
     let workload = Workload::of(&trace, 1 << 40);
-    let of = |wanted: fn(&Op) -> bool| workload.ops.iter().filter(|op| wanted(op)).count();
+    let of = |wanted: fn(&Op) -> bool| workload.ops.iter().filter(wanted).count();
     let taken = of(|op| matches!(op, Op::Allocate { .. }));
     assert_eq!(taken, of(|op| matches!(op, Op::Free { .. })), "of {}", workload.ops.len());
 }

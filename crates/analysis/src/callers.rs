@@ -177,15 +177,6 @@ impl<'a> Callers<'a> {
         self.labels(&[caller]).concat()
     }
 
-    /// Returns [`labels`](Self::labels) of those that are callers.
-    pub(crate) fn labels_of(
-        &self,
-        callers: impl Iterator<Item = Option<u32>> + Clone,
-    ) -> Vec<Option<String>> {
-        let mut labels = self.labels(&callers.clone().flatten().collect::<Vec<u32>>()).into_iter();
-        callers.map(|caller| caller.and_then(|_| labels.next())).collect()
-    }
-
     /// Returns the frames of a caller, innermost first, as frame numbers of the recording.
     pub fn frames(&self, caller: u32) -> impl Iterator<Item = u32> {
         let Caller { library, chain, .. } = &self.callers[caller as usize];

@@ -330,6 +330,17 @@ impl Holders {
     }
 }
 
+impl Callers<'_> {
+    /// Returns [`labels`](Self::labels) of those that are callers.
+    pub(crate) fn labels_of(
+        &self,
+        callers: impl Iterator<Item = Option<u32>> + Clone,
+    ) -> Vec<Option<String>> {
+        let mut labels = self.labels(&callers.clone().flatten().collect::<Vec<u32>>()).into_iter();
+        callers.map(|caller| caller.and_then(|_| labels.next())).collect()
+    }
+}
+
 /// The category of blocks whose requests were not recorded.
 const BEFORE: &str = "unknown: lived before the recording began";
 /// The label of blocks whose requests were not recorded, and whose stacks the final layout does not contain.

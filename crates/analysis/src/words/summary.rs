@@ -225,8 +225,8 @@ fn code(
     text + hint + "."
 }
 
-/// Returns a sentence about what an optimizer allocates to update all parameters at once, if that is at least a
-/// tenth of the live bytes.
+/// Returns a sentence about what an optimizer allocates to update all parameters at once, if that is at
+/// least a tenth of the live bytes.
 fn copies_of_all_parameters(callers: &Callers<'_>, rows: &[CodeHolder], all_bytes: u64) -> String {
     let is_of_it = |caller: u32| {
         callers.category(caller) == Category::OptimizerStep
