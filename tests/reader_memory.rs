@@ -1,5 +1,6 @@
 //! Memory limits, measured. Readers of recordings need at most six times the decoded bytes plus a fixed
-//! part. The writer of snapshots needs only a fixed part, however long the history is.
+//! part. The writer of snapshots needs only a fixed part, however long the history is. Logs of requests are
+//! answered in few bytes a row.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -12,8 +13,9 @@ use stratalloc::config::Config;
 use stratalloc::history::{Format, RecordOptions};
 use stratalloc::ids::StreamId;
 use stratalloc::registry::{self, BuildOptions};
+use stratalloc_analysis::{Capacity, Memory, Recording, Timeline, measure};
 use stratalloc_recording::reader::{Failure, Limits, MEMORY_FACTOR, read, read_bytes};
-use stratalloc_recording::{Trace, TraceError};
+use stratalloc_recording::{Silent, Trace, TraceError};
 use stratalloc_sim::{Sim, SimOptions};
 
 /// The global allocator of this test, which counts heap bytes.
@@ -419,4 +421,51 @@ fn a_history_of_millions_is_written_in_little_memory() {
     assert_eq!(entries, pairs * 3 + 100, "requests, frees, and a segment for each stream");
     println!("{entries} entries: {peak} bytes beside them");
     assert!(peak < 100 << 20, "{entries} entries: {peak} bytes");
+}
+
+/// Returns a log in which the block that was requested 64 rows before is freed after each request.
+fn log(requests: u64) -> Vec<u8> {
+    let mut text = "Thread,Time,Action,Pointer,Size,Stream\n".to_owned();
+    let address = |request: u64| 0x7f00_0000_0000 + request % 128 * (1 << 26);
+    let size = |request: u64| 1000 + request % 7 * 1_000_000;
+    for request in 0..requests {
+        let mut row = |action: &str, request: u64| {
+            let (address, size, stream) = (address(request), size(request), request % 4);
+            text += &format!("1234567,12:34:56:789012,{action},{address:#x},{size},{stream:#x}\n");
+        };
+        row("allocate", request);
+        if request >= 64 {
+            row("free", request - 64);
+        }
+    }
+    text.into_bytes()
+}
+
+#[test]
+fn a_log_is_read_and_answered_in_less_memory_than_its_text() {
+    let requests = runs::runs(100_000);
+    let (text, rows) = (log(requests), requests * 2 - 64);
+    let (trace, peak) = read_all(&text);
+    let trace = trace.unwrap();
+    println!("read: {} bytes a row", peak / signed(rows));
+    // An operation has 16 bytes. A list that grows may hold twice as many, and is then copied.
+    assert!(peak < signed(rows * 48) + FIXED_BYTES, "{peak} bytes for {rows} rows");
+
+    let (recording, peak) = peak_of(|| Recording::new(trace, None, Memory::default()));
+    println!("recording: {} bytes a row", peak / signed(rows));
+    assert!(peak < FIXED_BYTES, "{peak} bytes for {rows} rows");
+
+    let (timeline, peak) = peak_of(|| Timeline::recorded(&recording, 1).unwrap());
+    assert_eq!(timeline.lives.served, requests);
+    println!("lives: {} bytes a row", peak / signed(rows));
+    // Each two rows have a block of 48 bytes, in a list that grows, and a handle in the replay.
+    assert!(peak < signed(rows * 80) + FIXED_BYTES, "{peak} bytes for {rows} rows");
+    drop(timeline);
+
+    let capacity = Capacity::Limited;
+    let (run, peak) =
+        peak_of(|| measure(&recording, &Config::default(), capacity, 1, &Silent).unwrap());
+    assert_eq!(run.run.allocations, requests);
+    println!("replay: {} bytes a row", peak / signed(rows));
+    assert!(peak < signed(rows * 24) + FIXED_BYTES, "{peak} bytes for {rows} rows");
 }

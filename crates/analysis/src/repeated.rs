@@ -1,5 +1,5 @@
-//! The lifetimes of a replay's blocks and segments. Logs of requests contain no decisions of an allocator, and
-//! a recording contains none for another memory.
+//! The lifetimes of a replay's blocks and segments. Logs of requests contain no decisions of an allocator,
+//! and a recording contains none for another memory.
 //!
 //! Each event of the replay is applied and dropped, so none is stored.
 
@@ -31,7 +31,7 @@ pub(crate) fn lives_of_replay(recording: &Recording, columns: usize) -> Result<L
     let mut time_us = 0;
     // Events of a replay contain their pools, so the layout at the start is all that must be known.
     replay(recording, &config, &mut |change| match change {
-        Change::Begin(trace) => walk.begin(&Start::of(&trace)),
+        Change::Begin(start) => walk.begin(&start),
         Change::Event(event) => {
             let mut stack = None;
             if matches!(event.action, Action::Alloc | Action::OutOfMemory)
@@ -59,8 +59,8 @@ fn count(recording: &Recording, config: &Config) -> Result<u32, ReplayError> {
 
 /// A part of a replay.
 enum Change {
-    /// The memory before the first event, as a recording without events.
-    Begin(Box<Trace>),
+    /// The memory before the first event.
+    Begin(Start),
     /// The next event.
     Event(Event),
 }
@@ -87,14 +87,14 @@ fn replay(
             let block_stacks = stacks_from_before(recording, blocks);
             let segments = segments.take();
             let begin = Trace { segments, block_stacks, ..Trace::default() };
-            see(Change::Begin(Box::new(begin)));
+            see(Change::Begin(Start::of(&begin)));
         }
         engine.history().drain_into(&mut seen);
         seen.drain(..).for_each(|event| see(Change::Event(event)));
     })?;
     if !is_begun {
         let begin = Trace { segments: segments.take(), ..Trace::default() };
-        see(Change::Begin(Box::new(begin)));
+        see(Change::Begin(Start::of(&begin)));
     }
     Ok(())
 }
@@ -102,9 +102,9 @@ fn replay(
 /// Returns the stacks of blocks from before the recording that a replay requests before its first event.
 /// `blocks` are its live blocks, by their numbers.
 fn stacks_from_before(recording: &Recording, blocks: &[Option<Allocation>]) -> Vec<BlockStack> {
-    let before = recording.start.iter().flat_map(|start| &start.blocks).zip(blocks);
-    let with_stack = before.filter_map(|(before, block)| {
-        Some(BlockStack { address: block.as_ref()?.address(), stack: before.stack? })
+    let before = recording.start.iter().flat_map(|start| start.blocks.iter().enumerate());
+    let with_stack = before.filter_map(|(number, before)| {
+        Some(BlockStack { address: blocks.get(number)?.as_ref()?.address(), stack: before.stack? })
     });
     let mut stacks: Vec<_> = with_stack.collect();
     stacks.sort_unstable_by_key(|block| block.address);

@@ -1,7 +1,7 @@
 //! A log of requests: its operations, without the events that they stand for.
 //!
-//! A row of a log becomes one operation, which is much smaller than events. Addresses only connect a free with
-//! its request, so those of requests are not stored.
+//! A row of a log becomes one operation, which is much smaller than events. Addresses only connect a free
+//! with its request, so those of requests are not stored.
 
 use std::sync::Arc;
 
