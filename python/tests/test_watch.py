@@ -228,7 +228,7 @@ class Reports(Folder):
         os.environ["STRATALLOC_COMMAND"] = str(self.command)
         for code, expected in (
             ("sys.exit('error: it is no recording')", "not analysed: error: it is no recording"),
-            ("print('[]'); sys.exit()", "not analysed: list indices"),
+            ("print('[]'); sys.exit()", "not analysed: 'list' object"),
             ("sys.exit()", "not analysed: list index out of range"),
         ):
             self.behave(code)
