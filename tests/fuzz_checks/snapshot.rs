@@ -26,10 +26,11 @@ pub(crate) fn check(bytes: &[u8]) {
 }
 
 /// Returns the recording in a form for comparison. Sorts the segments by the text of their fields, because
-/// their order has no meaning, and clears what `json` does not write: the figures of other devices, the
-/// number of all entries, and which entries were missing and are events now.
+/// their order has no meaning, and clears what `json` does not write: the figures of other devices, marks,
+/// the numbers of all entries, and which entries were missing and are events now.
 fn sorted(mut trace: Trace) -> Trace {
-    (trace.devices, trace.entries) = (Vec::new(), 0);
+    (trace.devices, trace.marks) = (Vec::new(), Vec::new());
+    (trace.entries, trace.entries_elsewhere) = (0, 0);
     trace.missing = MissingEntries::default();
     trace.segments.sort_by_key(|segment| format!("{:x?}", (segment.address, segment)));
     trace
