@@ -78,8 +78,8 @@ type Heap = (StreamId, PoolId);
 #[derive(Clone, Copy)]
 enum Kind {
     Allocate,
-    AllocateFailing,
     Free,
+    AllocateFailing,
     FreeInUse,
     Finished,
     EmptyCache,
@@ -95,9 +95,46 @@ struct PackedOp {
 }
 
 const KIND_BITS: u32 = 3;
+const KIND_MASK: u32 = (1 << KIND_BITS) - 1;
 /// The index of the last heap that is stored. A recording with more heaps has 2^29 requests or more.
 const HEAP_LAST: u32 = u32::MAX >> KIND_BITS;
 const _: () = assert!(size_of::<PackedOp>() == 16);
+
+/// An operation in [`Ops`], which is unpacked as far as it is asked.
+#[derive(Clone, Copy)]
+pub(crate) struct OpRef<'a> {
+    ops: &'a Ops,
+    packed: &'a PackedOp,
+}
+
+impl OpRef<'_> {
+    /// Returns the block, the bytes, the stream and the pool of an [`Op::Allocate`].
+    #[inline]
+    pub(crate) fn allocated(self) -> Option<(u32, u64, StreamId, PoolId)> {
+        if !self.packed.is(Kind::Allocate) {
+            return None;
+        }
+        let (stream, pool) = self.ops.heap(self.packed);
+        Some((self.packed.id, self.packed.bytes, stream, pool))
+    }
+
+    /// Returns the block of an [`Op::Free`].
+    #[inline]
+    pub(crate) fn freed(self) -> Option<u32> {
+        self.packed.is(Kind::Free).then_some(self.packed.id)
+    }
+
+    pub(crate) fn unpacked(self) -> Op {
+        self.ops.unpacked(self.packed)
+    }
+}
+
+impl PackedOp {
+    #[inline]
+    fn is(&self, kind: Kind) -> bool {
+        self.kind_and_heap & KIND_MASK == kind as u32
+    }
+}
 
 /// Operations in order.
 #[derive(Clone, Default)]
@@ -142,8 +179,17 @@ impl Ops {
 
     /// Returns the operations with these indices in order. Indices behind the last operation are ignored.
     pub fn range(&self, range: Range<usize>) -> impl ExactSizeIterator<Item = Op> + use<'_> {
+        self.refs(range).map(OpRef::unpacked)
+    }
+
+    /// Returns the operations like [`range`](Self::range), without unpacking them.
+    pub(crate) fn refs(
+        &self,
+        range: Range<usize>,
+    ) -> impl ExactSizeIterator<Item = OpRef<'_>> + use<'_> {
         let end = range.end.min(self.len());
-        self.packed[range.start.min(end)..end].iter().map(|op| self.unpacked(op))
+        let packed = self.packed[range.start.min(end)..end].iter();
+        packed.map(|packed| OpRef { ops: self, packed })
     }
 
     /// Appends an operation.
@@ -215,8 +261,8 @@ impl Ops {
     #[inline]
     fn unpacked(&self, op: &PackedOp) -> Op {
         let PackedOp { bytes, id, kind_and_heap } = *op;
-        let heap = || self.heaps[(kind_and_heap >> KIND_BITS) as usize];
-        match kind_and_heap & ((1 << KIND_BITS) - 1) {
+        let heap = || self.heap(op);
+        match kind_and_heap & KIND_MASK {
             kind if kind == Kind::Allocate as u32 => {
                 let (stream, pool) = heap();
                 Op::Allocate { id, bytes, stream, pool }
@@ -229,6 +275,11 @@ impl Ops {
             kind if kind == Kind::Finished as u32 => Op::Finished { id },
             _ => Op::EmptyCache,
         }
+    }
+
+    #[inline]
+    fn heap(&self, op: &PackedOp) -> Heap {
+        self.heaps[(op.kind_and_heap >> KIND_BITS) as usize]
     }
 }
 

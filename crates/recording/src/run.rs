@@ -8,7 +8,7 @@ use hashbrown::{HashMap, HashSet};
 use thiserror::Error;
 
 use super::evidence::NoHistory;
-use super::ops::{Op, Ops};
+use super::ops::{Op, OpRef, Ops};
 use super::progress::{Cancelled, Progress, Silent, Stage};
 use super::workload::Workload;
 use stratalloc::allocator::{Allocation, DeviceAllocator, PoolOptions, Request};
@@ -304,7 +304,7 @@ pub fn walk<A: DeviceAllocator>(
     let before = if held.is_empty() { 0 } else { workload.seeded as usize };
     let mut runner = Runner::new(workload, allocator, work_gate, held)?;
     let first = before.saturating_sub(1);
-    for (at, op) in (first..).zip(workload.ops.range(first..workload.ops.len())) {
+    for (at, op) in (first..).zip(workload.ops.refs(first..workload.ops.len())) {
         let failures = counts.ooms;
         if at >= before {
             runner.step(op, &mut counts)?;
@@ -397,31 +397,29 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         range: Range<usize>,
         counts: &mut PassCounts,
     ) -> Result<(), ReplayError> {
-        ops.range(range).try_for_each(|op| self.step(op, counts))
+        ops.refs(range).try_for_each(|op| self.step(op, counts))
     }
 
     #[inline]
-    fn step(&mut self, op: Op, counts: &mut PassCounts) -> Result<(), ReplayError> {
-        match op {
-            Op::Allocate { id, bytes, stream, pool } => {
-                match self.allocate(pool, Request::new(bytes, stream)) {
-                    Ok(allocation) => {
-                        self.blocks[id as usize] = Some(allocation);
-                        counts.allocations += 1;
-                    }
-                    Err(error) => {
-                        self.failed(error)?;
-                        counts.ooms += 1;
-                    }
+    fn step(&mut self, op: OpRef<'_>, counts: &mut PassCounts) -> Result<(), ReplayError> {
+        if let Some((id, bytes, stream, pool)) = op.allocated() {
+            match self.allocate(pool, Request::new(bytes, stream)) {
+                Ok(allocation) => {
+                    self.blocks[id as usize] = Some(allocation);
+                    counts.allocations += 1;
+                }
+                Err(error) => {
+                    self.failed(error)?;
+                    counts.ooms += 1;
                 }
             }
-            Op::Free { id } => {
-                if let Some(allocation) = self.blocks[id as usize].take() {
-                    self.free(allocation)?;
-                    counts.frees += 1;
-                }
+        } else if let Some(id) = op.freed() {
+            if let Some(allocation) = self.blocks[id as usize].take() {
+                self.free(allocation)?;
+                counts.frees += 1;
             }
-            _ => self.rarer_step(op, counts)?,
+        } else {
+            self.rarer_step(op, counts)?;
         }
         Ok(())
     }
@@ -429,8 +427,8 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
     /// Runs an operation of a kind that is rare in most recordings. This is a separate function, so that
     /// the loop over the common operations keeps its values in registers.
     #[inline(never)]
-    fn rarer_step(&mut self, op: Op, counts: &mut PassCounts) -> Result<(), ReplayError> {
-        match op {
+    fn rarer_step(&mut self, op: OpRef<'_>, counts: &mut PassCounts) -> Result<(), ReplayError> {
+        match op.unpacked() {
             Op::Allocate { .. } | Op::Free { .. } => {}
             Op::AllocateFailing { bytes, stream, .. } => {
                 match self.allocator.allocate(Request::new(bytes, stream)) {
