@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::steps::{STEPS_MIN, Steps, common_path, even_distance, quietest, requests_each};
 use crate::callers::Callers;
-use crate::lives::Lives;
+use crate::lives::{LiveBytes, Lives};
 use stratalloc_recording::{Mark, StackId};
 
 /// The words of texts that mark steps, the best first.
@@ -18,7 +18,7 @@ pub(super) fn marked(
     marks: &[Mark],
     callers: &Callers<'_>,
     until: u32,
-    live_bytes: &[u64],
+    live_bytes: &LiveBytes,
     numbered: bool,
 ) -> Option<Steps> {
     let mut places: BTreeMap<String, Vec<u32>> = BTreeMap::new();

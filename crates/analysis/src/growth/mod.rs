@@ -19,7 +19,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::callers::Callers;
-use crate::lives::Lives;
+use crate::lives::{LiveBytes, Lives};
 use crate::moments::Timeline;
 use crate::recording::{Limit, Recording};
 use crate::words::no_steps;
@@ -143,7 +143,7 @@ impl StepGrowth {
         if missing.frees + missing.allocations > 0 {
             return Err(no_steps::LEFT_OUT);
         }
-        let live_bytes = lives.live_bytes(|_| true);
+        let live_bytes = LiveBytes::of(lives, |_| true);
         let failure = lives.failures.first().map(|failure| failure.moment);
         // If the program went on after a failure, the steps may have come later.
         let untils = failure.into_iter().chain([lives.events]);
@@ -180,12 +180,11 @@ impl StepGrowth {
         callers: &Callers<'_>,
         most_rows: usize,
         steps: &Steps,
-        live_bytes: &[u64],
+        live_bytes: &LiveBytes,
         end: StepsEnd,
     ) -> Self {
         let failed = end != StepsEnd::Recording;
-        let at_end = |end: &u32| live_bytes.get(*end as usize).copied().unwrap_or(0);
-        let live: Vec<u64> = steps.ends.iter().map(at_end).collect();
+        let live: Vec<u64> = steps.ends.iter().map(|end| live_bytes.at(*end)).collect();
         let (live_kept, live_end) = (kept(&live), live.last().copied().unwrap_or(0));
         let has_code = !recording.trace.stacks.is_empty();
         let (mut growing, mut filled) = (Vec::new(), Vec::new());
@@ -282,10 +281,9 @@ fn frees(lives: &Lives, steps: &Steps, until: u32) -> bool {
 }
 
 /// Returns the peak of live bytes in the last three steps.
-fn last_peak(steps: &Steps, live_bytes: &[u64]) -> u64 {
-    let from = steps.ends[steps.count().saturating_sub(3)] as usize;
-    let to = steps.ends[steps.count()] as usize;
-    live_bytes.get(from..=to).and_then(|last| last.iter().copied().max()).unwrap_or(0)
+fn last_peak(steps: &Steps, live_bytes: &LiveBytes) -> u64 {
+    let last = steps.ends[steps.count().saturating_sub(3)]..=steps.ends[steps.count()];
+    last.map(|moment| live_bytes.at(moment)).max().unwrap_or(0)
 }
 
 /// Returns at most [`POINTS`] numbers of a series, the first and the last among them.

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 use crate::callers::Callers;
-use crate::lives::{Block, Lives};
+use crate::lives::{Block, LiveBytes, Lives};
 use stratalloc_recording::{Frame, FrameKind, StackId};
 
 /// The least number of complete steps.
@@ -64,6 +64,28 @@ impl Steps {
     }
 }
 
+/// The requests among which steps are searched: all, or those that are chosen.
+struct Requests<'a> {
+    all: &'a [Block],
+    /// Indices in `all`.
+    chosen: Option<Vec<u32>>,
+}
+
+impl Requests<'_> {
+    fn len(&self) -> usize {
+        self.chosen.as_ref().map_or(self.all.len(), Vec::len)
+    }
+
+    fn get(&self, at: u32) -> &Block {
+        let at = at as usize;
+        &self.all[self.chosen.as_ref().map_or(at, |chosen| chosen[at] as usize)]
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Block> {
+        (0..).take(self.len()).map(|at| self.get(at))
+    }
+}
+
 /// A key that recurs at even distances.
 struct Beat {
     /// The places of its requests among all requests.
@@ -81,24 +103,25 @@ struct Loop {
     path: Option<Vec<u32>>,
 }
 
-/// Finds the steps among the requests up to a moment. `live_bytes` has the live bytes at each moment.
+/// Finds the steps among the requests up to a moment.
 pub(super) fn find(
     lives: &Lives,
     callers: &Callers<'_>,
     until: u32,
-    live_bytes: &[u64],
+    live_bytes: &LiveBytes,
 ) -> Option<Steps> {
     let from = lives.blocks.partition_point(|block| lives.lived_before(block));
     let to = lives.blocks.partition_point(|block| block.born <= until);
     let all = lives.blocks.get(from..to)?;
     let caller = |block: &Block| block.stack.map(|stack| callers.of_stack(stack));
     let is_python: Vec<bool> = (0..callers.count()).map(|one| callers.is_python(one)).collect();
-    let is_python = |block: &&Block| caller(block).is_some_and(|one| is_python[one as usize]);
+    let is_python = |block: &Block| caller(block).is_some_and(|one| is_python[one as usize]);
     // Some recordings have stacks only of what lives at the end.
     let have_stacks = all.iter().filter(|block| block.stack.is_some()).count() * 2 >= all.len();
-    let with_code: Vec<&Block> = all.iter().filter(is_python).collect();
-    let has_code = have_stacks && !with_code.is_empty();
-    let requests = if has_code { with_code } else { all.iter().collect() };
+    let with_code = (0..).zip(all).filter(|(_, block)| is_python(block)).map(|(at, _)| at);
+    let with_code: Vec<u32> = if have_stacks { with_code.collect() } else { Vec::new() };
+    let has_code = !with_code.is_empty();
+    let requests = Requests { all, chosen: has_code.then_some(with_code) };
     if requests.len() < STEPS_MIN {
         return None;
     }
@@ -111,10 +134,7 @@ pub(super) fn find(
         let of_size = |block: &Block| (caller(block), block.stream, block.requested_bytes);
         beats.extend(self::beats(&requests, &numbered(&requests, of_size)));
     }
-    let live_before = |at: u32| {
-        let born = requests[at as usize].born as usize;
-        live_bytes.get(born.saturating_sub(1)).copied().unwrap_or(0)
-    };
+    let live_before = |at: u32| live_bytes.at(requests.get(at).born.saturating_sub(1));
     let mut loops = loops(beats, callers);
     let least = REPEATED_PERCENT[usize::from(!has_code)];
     loops.retain_mut(|one| {
@@ -123,7 +143,7 @@ pub(super) fn find(
     });
     let found = outermost(&loops, callers, has_code)?;
     let beat = &found.beats[0];
-    let begin = |at: &u32| requests[*at as usize].born.saturating_sub(1);
+    let begin = |at: &u32| requests.get(*at).born.saturating_sub(1);
     let begins: Vec<u32> = beat.at.iter().map(begin).collect();
     // The last step is complete if about as many requests follow as a step has, and none of them failed.
     let rest = requests.len() as u64 - u64::from(beat.at.last().copied().unwrap_or(0));
@@ -137,8 +157,8 @@ pub(super) fn find(
 /// Returns for each step the moment at which the fewest bytes are live; at both ends also the begin of the
 /// first step and the end of the last one, if that makes one more step. `begins` are moments at which steps
 /// begin.
-pub(super) fn quietest(begins: &[u32], end: Option<u32>, live_bytes: &[u64]) -> Vec<u32> {
-    let least = |pair: &[u32]| (pair[0]..pair[1]).min_by_key(|at| live_bytes.get(*at as usize));
+pub(super) fn quietest(begins: &[u32], end: Option<u32>, live_bytes: &LiveBytes) -> Vec<u32> {
+    let least = |pair: &[u32]| (pair[0]..pair[1]).min_by_key(|at| live_bytes.at(*at));
     let bounds: Vec<u32> = begins.iter().copied().chain(end).collect();
     let mut ends: Vec<u32> = bounds.windows(2).filter_map(least).collect();
     if let (Some(first), [begin, next, ..]) = (ends.first(), bounds.as_slice())
@@ -160,9 +180,9 @@ pub(super) fn requests_each(lives: &Lives, ends: &[u32]) -> u32 {
 }
 
 /// Returns a number for each request; equal keys have the same number.
-fn numbered<K: Hash + Eq>(requests: &[&Block], key: impl Fn(&Block) -> K) -> Vec<u32> {
+fn numbered<K: Hash + Eq>(requests: &Requests<'_>, key: impl Fn(&Block) -> K) -> Vec<u32> {
     let mut known: HashMap<K, u32> = HashMap::new();
-    let number = |block: &&Block| {
+    let number = |block: &Block| {
         let next = u32::try_from(known.len()).unwrap_or(u32::MAX);
         *known.entry(key(block)).or_insert(next)
     };
@@ -170,7 +190,7 @@ fn numbered<K: Hash + Eq>(requests: &[&Block], key: impl Fn(&Block) -> K) -> Vec
 }
 
 /// Returns the keys that recur at even distances until the end.
-fn beats(requests: &[&Block], keys: &[u32]) -> Vec<Beat> {
+fn beats(requests: &Requests<'_>, keys: &[u32]) -> Vec<Beat> {
     let count = keys.iter().max().map_or(0, |last| *last as usize + 1);
     let mut ends = vec![0_usize; count + 1];
     keys.iter().for_each(|key| ends[*key as usize + 1] += 1);
@@ -188,7 +208,7 @@ fn beats(requests: &[&Block], keys: &[u32]) -> Vec<Beat> {
     let beat = |key: usize| {
         let at = &places[ends[key]..ends[key + 1]];
         let distance = even_distance(at, requests.len(), &mut distances)?;
-        let stack = requests[at[0] as usize].stack;
+        let stack = requests.get(at[0]).stack;
         Some(Beat { at: at.to_vec(), distance, stack })
     };
     (0..count).filter_map(beat).collect()

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 
 mod columns;
+mod live_bytes;
 mod numbered;
 mod paused;
 
@@ -20,6 +21,7 @@ pub use columns::{Column, Columns, fewer};
 pub use numbered::Numbered;
 
 use columns::Bytes;
+pub(crate) use live_bytes::LiveBytes;
 use paused::Paused;
 use stratalloc::config::Settings;
 use stratalloc::history::{Action, BlockLayout, BlockStateName, SegmentLayout};
@@ -146,24 +148,6 @@ impl Lives {
     /// Returns the blocks that live at a moment, in the order of their requests.
     pub fn live_at(&self, moment: u32) -> impl Iterator<Item = &Block> {
         self.blocks.iter().filter(move |block| block.born <= moment && moment < block.freed)
-    }
-
-    /// Returns the live bytes at each moment, of the blocks for which `is_counted` returns true.
-    pub fn live_bytes(&self, is_counted: impl Fn(&Block) -> bool) -> Vec<u64> {
-        let mut changes = vec![0_i64; self.events as usize + 1];
-        for block in self.blocks.iter().filter(|block| is_counted(block)) {
-            let bytes = i64::try_from(block.requested_bytes).unwrap_or(i64::MAX);
-            changes[block.born as usize] = changes[block.born as usize].saturating_add(bytes);
-            if let Some(change) = changes.get_mut(block.freed as usize) {
-                *change = change.saturating_sub(bytes);
-            }
-        }
-        let mut live = 0_i64;
-        let live = changes.into_iter().map(|change| {
-            live = live.saturating_add(change);
-            u64::try_from(live).unwrap_or(0)
-        });
-        live.collect()
     }
 
     /// Returns the number of requests until a moment, those that failed included.

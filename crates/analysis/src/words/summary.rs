@@ -6,7 +6,7 @@ use crate::callers::Callers;
 use crate::categories::Category;
 use crate::causes::{Moment, Picture};
 use crate::holders::{CodeHolder, Holders};
-use crate::lives::{Block, Lives};
+use crate::lives::{Block, LiveBytes, Lives};
 use crate::passes::are_kept;
 
 /// The sentences. A sentence is empty if the recording has no data for it.
@@ -285,5 +285,5 @@ fn bytes_of(rows: &[CodeHolder], is_one: &dyn Fn(u32) -> bool) -> u64 {
 fn peak_without(lives: &Lives, callers: &Callers<'_>, caller: u32) -> u64 {
     let is_other =
         |block: &Block| block.stack.is_none_or(|stack| callers.of_stack(stack) != caller);
-    lives.live_bytes(is_other).into_iter().max().unwrap_or(0)
+    LiveBytes::of(lives, is_other).peak()
 }
