@@ -8,11 +8,13 @@ use std::cell::RefCell;
 use crate::lives::{Columns, EVENTS_MAX, Lives, LivesWalk};
 use crate::moments::room_of;
 use crate::{Recording, Watched, watch};
-use stratalloc::allocator::{Allocation, Caching as _, Recording as _};
+use stratalloc::allocator::{Caching as _, Recording as _};
 use stratalloc::config::{Compat, Config};
 use stratalloc::history::{Action, Event, RecordOptions};
 use stratalloc::strategies::Strategy;
-use stratalloc_recording::{BlockStack, PoolRouting, ReplayError, Start, Trace, TraceEvent};
+use stratalloc_recording::{
+    BlockStack, Blocks, PoolRouting, ReplayError, Start, Trace, TraceEvent,
+};
 
 /// Returns the lifetimes of a replay of the recorded requests, with at most `columns` columns of a time line.
 ///
@@ -100,11 +102,11 @@ fn replay(
 }
 
 /// Returns the stacks of blocks from before the recording that a replay requests before its first event.
-/// `blocks` are its live blocks, by their numbers.
-fn stacks_from_before(recording: &Recording, blocks: &[Option<Allocation>]) -> Vec<BlockStack> {
-    let before = recording.start.iter().flat_map(|start| start.blocks.iter().enumerate());
+/// `blocks` are its live blocks.
+fn stacks_from_before(recording: &Recording, blocks: &dyn Blocks) -> Vec<BlockStack> {
+    let before = recording.start.iter().flat_map(|start| (0..).zip(&start.blocks));
     let with_stack = before.filter_map(|(number, before)| {
-        Some(BlockStack { address: blocks.get(number)?.as_ref()?.address(), stack: before.stack? })
+        Some(BlockStack { address: blocks.get(number)?.address(), stack: before.stack? })
     });
     let mut stacks: Vec<_> = with_stack.collect();
     stacks.sort_unstable_by_key(|block| block.address);

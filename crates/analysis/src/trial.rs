@@ -12,7 +12,7 @@ use stratalloc::driver::Driver;
 use stratalloc::registry::{self, BuildOptions};
 use stratalloc::stats::Statistics;
 use stratalloc::strategies::Strategy;
-use stratalloc_recording::{self, Manner, Progress, ReplayError, Run, Silent};
+use stratalloc_recording::{self, Blocks, Manner, Progress, ReplayError, Run, Silent};
 use stratalloc_sim::{AddressOrder, EventMode, Sim, SimOptions, WorkGate};
 
 /// The memory that a replay may use.
@@ -147,7 +147,7 @@ pub(super) fn fits_in_order(
 }
 
 /// A replay after one of its operations.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Watched<'a> {
     /// The index of the operation.
     pub at: usize,
@@ -155,8 +155,8 @@ pub struct Watched<'a> {
     pub strategy: &'a Strategy,
     /// The bytes allocated from the device.
     pub taken_bytes: u64,
-    /// The live blocks, by their numbers in the workload.
-    pub blocks: &'a [Option<Allocation>],
+    /// The live blocks.
+    pub blocks: &'a dyn Blocks,
 }
 
 /// Replays a recording once. Calls `begun` when all blocks from before the recording exist. Calls `on_step`

@@ -14,6 +14,7 @@
 //! a replay, the configuration `compat:pytorch` means that version.
 
 mod addresses;
+mod blocks;
 mod complete;
 mod describe;
 mod devices;
@@ -35,6 +36,7 @@ mod trace;
 mod verify;
 mod workload;
 
+pub use blocks::Blocks;
 pub use devices::{DeviceFigures, reserved_before_and_peak};
 pub use entries::thread_entries;
 pub use evidence::{Lack, MissingEntries, NoHistory};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 use thiserror::Error;
 
+use super::blocks::{Blocks, DENSE_MAX, EveryBlock, LiveBlocks};
 use super::evidence::NoHistory;
 use super::ops::{Op, OpRef, Ops};
 use super::progress::{Cancelled, Progress, Silent, Stage};
@@ -207,8 +208,22 @@ pub fn run_as<A: DeviceAllocator>(
     work_gate: Option<Arc<dyn WorkGate>>,
     manner: Manner<'_>,
 ) -> Result<Run, ReplayError> {
+    if manner.passes <= 1 && workload.blocks > DENSE_MAX {
+        run_with(workload, allocator, work_gate, manner, LiveBlocks::new())
+    } else {
+        run_with(workload, allocator, work_gate, manner, EveryBlock::of(workload))
+    }
+}
+
+fn run_with<A: DeviceAllocator, B: Blocks>(
+    workload: &Workload,
+    allocator: &A,
+    work_gate: Option<Arc<dyn WorkGate>>,
+    manner: Manner<'_>,
+    blocks: B,
+) -> Result<Run, ReplayError> {
     let mut before = if manner.held.is_empty() { workload.seeded as usize } else { 0 };
-    let mut runner = Runner::new(workload, allocator, work_gate, manner.held)?;
+    let mut runner = Runner::new(workload, allocator, work_gate, blocks, manner.held)?;
     let (progress, passes) = (manner.progress, manner.passes.max(1));
     let begin = progress.elapsed();
     let mut result = Run::default();
@@ -282,8 +297,8 @@ pub struct Step<'a> {
     pub at: usize,
     /// Whether the operation was a request that failed.
     pub is_failure: bool,
-    /// The live blocks, by number.
-    pub blocks: &'a [Option<Allocation>],
+    /// The live blocks.
+    pub blocks: &'a dyn Blocks,
 }
 
 /// Replays a workload once and passes each finished operation to `on_step`, which may stop the replay. Does
@@ -300,9 +315,24 @@ pub fn walk<A: DeviceAllocator>(
     held: Vec<(u32, Allocation)>,
     mut on_step: impl FnMut(Step<'_>) -> ControlFlow<()>,
 ) -> Result<(), ReplayError> {
+    if workload.blocks > DENSE_MAX {
+        walk_with(workload, allocator, work_gate, LiveBlocks::new(), held, &mut on_step)
+    } else {
+        walk_with(workload, allocator, work_gate, EveryBlock::of(workload), held, &mut on_step)
+    }
+}
+
+fn walk_with<A: DeviceAllocator, B: Blocks>(
+    workload: &Workload,
+    allocator: &A,
+    work_gate: Option<Arc<dyn WorkGate>>,
+    blocks: B,
+    held: Vec<(u32, Allocation)>,
+    on_step: &mut impl FnMut(Step<'_>) -> ControlFlow<()>,
+) -> Result<(), ReplayError> {
     let mut counts = PassCounts::default();
     let before = if held.is_empty() { 0 } else { workload.seeded as usize };
-    let mut runner = Runner::new(workload, allocator, work_gate, held)?;
+    let mut runner = Runner::new(workload, allocator, work_gate, blocks, held)?;
     let first = before.saturating_sub(1);
     for (at, op) in (first..).zip(workload.ops.refs(first..workload.ops.len())) {
         let failures = counts.ooms;
@@ -365,28 +395,26 @@ struct PassCounts {
     ooms: u64,
 }
 
-struct Runner<'a, A> {
+struct Runner<'a, A, B> {
     allocator: &'a A,
     lanes: Option<LaneWork>,
-    blocks: Vec<Option<Allocation>>,
+    blocks: B,
     first_out_of_memory: Option<Box<OutOfMemory>>,
     /// Whether the allocator has private pools.
     has_pools: bool,
 }
 
-impl<'a, A: DeviceAllocator> Runner<'a, A> {
+impl<'a, A: DeviceAllocator, B: Blocks> Runner<'a, A, B> {
     fn new(
         workload: &Workload,
         allocator: &'a A,
         work_gate: Option<Arc<dyn WorkGate>>,
+        mut blocks: B,
         held: Vec<(u32, Allocation)>,
     ) -> Result<Self, ReplayError> {
         check_heaps(pairs(workload))?;
         let has_pools = create_pools(workload, allocator)?;
-        let mut blocks: Vec<_> = (0..workload.blocks).map(|_| None).collect();
-        for (id, allocation) in held {
-            blocks[id as usize] = Some(allocation);
-        }
+        held.into_iter().for_each(|(id, block)| blocks.put(id, block));
         let lanes = work_gate.map(LaneWork::new);
         Ok(Self { allocator, lanes, blocks, first_out_of_memory: None, has_pools })
     }
@@ -405,7 +433,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
         if let Some((id, bytes, stream, pool)) = op.allocated() {
             match self.allocate(pool, Request::new(bytes, stream)) {
                 Ok(allocation) => {
-                    self.blocks[id as usize] = Some(allocation);
+                    self.blocks.put(id, allocation);
                     counts.allocations += 1;
                 }
                 Err(error) => {
@@ -414,7 +442,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
                 }
             }
         } else if let Some(id) = op.freed() {
-            if let Some(allocation) = self.blocks[id as usize].take() {
+            if let Some(allocation) = self.blocks.take(id) {
                 self.free(allocation)?;
                 counts.frees += 1;
             }
@@ -446,7 +474,7 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
                 }
             }
             Op::FreeInUse { id, lane } => {
-                if let Some(allocation) = self.blocks[id as usize].take() {
+                if let Some(allocation) = self.blocks.take(id) {
                     self.free_in_use(id, lane, allocation)?;
                     counts.frees += 1;
                 }
@@ -511,10 +539,8 @@ impl<'a, A: DeviceAllocator> Runner<'a, A> {
 
     /// Frees all live blocks and finishes all work of lanes, so that no pass starts with live blocks.
     fn free_survivors(&mut self) -> Result<(), ReplayError> {
-        for at in 0..self.blocks.len() {
-            if let Some(allocation) = self.blocks[at].take() {
-                self.free(allocation)?;
-            }
+        while let Some(allocation) = self.blocks.take_any() {
+            self.free(allocation)?;
         }
         if let Some(lanes) = &mut self.lanes {
             lanes.finish_all()?;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::super::moments::room_of;
 use super::super::recording::Recording;
 use super::super::trial::open_with_start;
-use stratalloc::allocator::{Allocation, DeviceAllocator as _};
+use stratalloc::allocator::DeviceAllocator as _;
 use stratalloc::config::Config;
 use stratalloc::history::SegmentLayout;
-use stratalloc_recording::{Op, ReplayError, walk};
+use stratalloc_recording::{Blocks, Op, ReplayError, walk};
 use stratalloc_sim::WorkGate;
 
 /// Returns the layout at the peak of reserved bytes; of several peaks, at the one with the most live bytes.
@@ -30,7 +30,7 @@ pub(super) fn at_peak(
     replay(recording, config, |at, used_bytes, blocks, _| {
         for op in recording.workload.ops.range(counted..at + 1) {
             match op {
-                Op::Allocate { id, bytes, .. } if blocks[id as usize].is_some() => {
+                Op::Allocate { id, bytes, .. } if blocks.get(id).is_some() => {
                     live_bytes[id as usize] = bytes;
                     now_bytes = now_bytes.saturating_add(bytes);
                 }
@@ -54,7 +54,7 @@ pub(super) fn at_peak(
             return ControlFlow::Continue(());
         }
         let live =
-            (0..).zip(blocks).filter_map(|(id, block)| Some((block.as_ref()?.address(), id)));
+            (0..recording.workload.blocks).filter_map(|id| Some((blocks.get(id)?.address(), id)));
         found = (layout(), live.collect());
         ControlFlow::Break(())
     })?;
@@ -66,12 +66,7 @@ pub(super) fn at_peak(
 fn replay(
     recording: &Recording,
     config: &Config,
-    mut see: impl FnMut(
-        usize,
-        u64,
-        &[Option<Allocation>],
-        &dyn Fn() -> Vec<SegmentLayout>,
-    ) -> ControlFlow<()>,
+    mut see: impl FnMut(usize, u64, &dyn Blocks, &dyn Fn() -> Vec<SegmentLayout>) -> ControlFlow<()>,
 ) -> Result<(), ReplayError> {
     let room = room_of(recording, config);
     let (strategy, sim, held) = open_with_start(recording, config, room)?;
