@@ -127,8 +127,7 @@ pub(super) struct FateBytes {
 impl FateBytes {
     /// Returns the category of the request, and that of the blocks.
     fn categories(&self, callers: &Callers<'_>) -> (Category, Category) {
-        let stack = self.stack.map(|stack| callers.category(callers.of_stack(stack)));
-        let of_stack = stack.unwrap_or_default();
+        let of_stack = callers.category_of(self.stack);
         (of_stack, of_stack.with(self.fate))
     }
 }
@@ -342,7 +341,7 @@ impl Callers<'_> {
 }
 
 /// The category of blocks whose requests were not recorded.
-const BEFORE: &str = "unknown: lived before the recording began";
+pub(super) const BEFORE: &str = "unknown: lived before the recording began";
 /// The label of blocks whose requests were not recorded, and whose stacks the final layout does not contain.
 pub(super) const LIVED_BEFORE: &str = "(lived before the recording began)";
 /// The label of blocks whose requests were recorded without a stack.

@@ -102,7 +102,7 @@ impl<'a> Timeline<'a> {
     }
 
     /// Returns the passes of the recorded program.
-    fn passes(&self) -> Passes<'a> {
+    pub(crate) fn passes(&self) -> Passes<'a> {
         match self.is_replay {
             true => Passes::of_replay(&self.lives, &self.trace.stacks),
             false => Passes::of(self.trace),

@@ -8,6 +8,7 @@
 //! moment. The data is reduced here, not in the browser. `docs/report.md` describes the format of the data.
 
 mod growth;
+mod layers;
 mod page;
 mod rows;
 mod sheet;

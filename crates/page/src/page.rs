@@ -6,9 +6,10 @@
 const PAGE: &str = include_str!("page/page.html");
 pub(super) const STYLE: &str = include_str!("page/style.css");
 /// The scripts, each after those that it depends on.
-const SCRIPTS: [&str; 11] = [
+const SCRIPTS: [&str; 12] = [
     include_str!("page/data.js"),
     include_str!("page/tools.js"),
+    include_str!("page/layers.js"),
     include_str!("page/timeline.js"),
     include_str!("page/segments.js"),
     include_str!("page/blocks.js"),
@@ -21,7 +22,7 @@ const SCRIPTS: [&str; 11] = [
 ];
 
 /// The version of the data format.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Returns the size of the page without its data, in bytes.
 pub(crate) fn frame_bytes() -> usize {

@@ -26,6 +26,8 @@ pub(crate) struct BlockRow {
     pub block: Block,
     /// The number of blocks in the row.
     pub blocks: u32,
+    /// The index of the block in [`Lives::blocks`]; `None` for a merged row.
+    pub at: Option<usize>,
 }
 
 /// The part of a recording that is kept for the page.
@@ -59,8 +61,7 @@ impl Kept {
 
     pub(crate) fn of(lives: &Lives, room: PageLimits) -> Self {
         if lives.blocks.len() <= room.blocks && lives.segments.len() <= room.segments {
-            let rows =
-                lives.blocks.iter().map(|block| BlockRow { block: *block, blocks: 1 }).collect();
+            let rows = (0..lives.blocks.len()).map(|at| one(lives, at)).collect();
             return Self { rows, segments: lives.segments.clone(), ..Self::default() };
         }
         let is_shown = |moments: &[u32]| {
@@ -120,8 +121,13 @@ fn segments(lives: &Lives, moments: &[u32], most: usize) -> (Vec<Segment>, usize
     (shown, left_out)
 }
 
+/// Returns the row of one block.
+fn one(lives: &Lives, at: usize) -> BlockRow {
+    BlockRow { block: lives.blocks[at], blocks: 1, at: Some(at) }
+}
+
 fn rows(lives: &Lives, moments: &[u32], most: usize) -> (Vec<BlockRow>, usize) {
-    let one = |at: usize| BlockRow { block: lives.blocks[at], blocks: 1 };
+    let one = |at: usize| one(lives, at);
     let mut shown: Vec<usize> = Vec::new();
     let mut others: Vec<usize> = Vec::new();
     for (at, block) in lives.blocks.iter().enumerate() {
@@ -204,7 +210,7 @@ fn runs(lives: &Lives, moments: &[u32], kept: &[usize], small: &[usize]) -> Vec<
                 runs.extend(run.take().map(|(row, _)| row));
                 let freed = freed_at(block, moment);
                 let block = Block { born: moment, freed, gone: moment + 1, stack: None, ..*block };
-                run = Some((BlockRow { block, blocks: 1 }, end));
+                run = Some((BlockRow { block, blocks: 1, at: None }, end));
             }
         }
         runs.extend(run.take().map(|(row, _)| row));

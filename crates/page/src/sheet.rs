@@ -8,13 +8,14 @@ use serde::Serialize;
 
 use super::Drawn;
 use super::growth::GrowthData;
+use super::layers::LayersData;
 use super::rows::{Kept, PageLimits, listed_failures};
 use super::stacks::{LIVED_BEFORE, StackData, StackTable};
 use super::tables::{BlocksData, Table, base_and_unit, blocks, columns_data, segments};
 use stratalloc::ids::PoolId;
 use stratalloc_analysis::lives::{COLUMNS, FailedRequest, Lives, Numbered, Peak};
 use stratalloc_analysis::{
-    Answer, Callers, CategoryBytes, Causes, CausesColumn, Choice, Compared, Curve, Holder,
+    Answer, Callers, CategoryBytes, Causes, CausesColumn, Choice, Compared, Curve, Holder, Layers,
     MomentCauses, MomentFigures, Setting, Timeline, counted_as, points, totals_rows,
 };
 use stratalloc_recording::{Annotation, DeviceFigures, NoHistory, Owner, StackId};
@@ -55,6 +56,7 @@ struct Sheet<'a> {
     is_short: bool,
     segments: Table,
     blocks: BlocksData,
+    layers: LayersData,
     stacks: StackData,
     holders: Vec<HoldersData>,
     headline: HeadlineData<'a>,
@@ -165,18 +167,21 @@ struct Detail {
     holders: usize,
     failures: usize,
     texts: usize,
+    /// The columns of layers, for a recording whose blocks do not all fit.
+    layers: usize,
 }
 
 impl Detail {
-    /// Divides `bytes` among the tables. A row for a block takes about 40 bytes.
+    /// Divides `bytes` among the tables. A row for a block takes about 14 bytes.
     fn of(bytes: usize) -> Self {
         Self {
             columns: (bytes / 400).clamp(32, COLUMNS),
-            room: PageLimits { blocks: bytes * 6 / 10 / 42, segments: bytes / 10 / 36 },
+            room: PageLimits { blocks: bytes * 6 / 10 / 14, segments: bytes / 10 / 36 },
             stack_bytes: bytes / 6,
             holders: (bytes / 4000).clamp(4, 300),
             failures: (bytes / 2000).clamp(4, 500),
             texts: (bytes / 100).clamp(200, 4000),
+            layers: (bytes / 2000).clamp(16, COLUMNS),
         }
     }
 }
@@ -188,10 +193,11 @@ const OWNERS: usize = 64;
 /// even with the least detail.
 pub(crate) fn sheet(drawn: &Drawn<'_>, most: usize) -> Option<String> {
     let callers = Callers::of(&drawn.timeline.trace.stacks, Compared::Code);
+    let layers = Layers::of(drawn.timeline, &callers, drawn.answer.growth.as_ref());
     let mut bytes = most;
     let mut found: Option<String> = None;
     while bytes >= 1024 {
-        let (text, is_short) = as_text(drawn, &callers, &Detail::of(bytes));
+        let (text, is_short) = as_text(drawn, &callers, &layers, &Detail::of(bytes));
         let fitting = scaled(bytes, most / 20 * 19, text.len());
         if text.len() > most {
             // The estimate can be too low, because escaping makes hostile texts up to six times longer.
@@ -243,7 +249,12 @@ fn cut(text: &str, most: usize) -> String {
 }
 
 /// Returns the text, and true if rows were merged or left out.
-fn as_text(drawn: &Drawn<'_>, callers: &Callers<'_>, detail: &Detail) -> (String, bool) {
+fn as_text(
+    drawn: &Drawn<'_>,
+    callers: &Callers<'_>,
+    layers: &Layers,
+    detail: &Detail,
+) -> (String, bool) {
     let Drawn { answer, timeline: Timeline { trace, lives, .. }, .. } = *drawn;
     let no_history = answer.no_history;
     let peak = |peak: Peak| no_history.is_none().then_some(peak);
@@ -254,7 +265,7 @@ fn as_text(drawn: &Drawn<'_>, callers: &Callers<'_>, detail: &Detail) -> (String
     let (base, unit) = base_and_unit(&kept);
     let mut heaps = Numbered::default();
     let segments = segments(&kept, base, unit, &mut heaps);
-    let blocks = blocks(lives, &kept, base, unit, &mut heaps, &table);
+    let blocks = blocks(lives, &kept, base, unit, &mut heaps, &table, layers);
     let columns = &lives.columns;
     let (name, conf) = (cut(&answer.trace, detail.texts), cut(&trace.conf, detail.texts));
     let sheet = Sheet {
@@ -286,6 +297,7 @@ fn as_text(drawn: &Drawn<'_>, callers: &Callers<'_>, detail: &Detail) -> (String
         is_short: kept.segments_left_out + kept.runs_left_out > 0,
         segments,
         blocks,
+        layers: LayersData::of(layers, lives, kept.moments.is_some(), detail.layers),
         holders: answer
             .moments
             .iter()

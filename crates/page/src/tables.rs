@@ -3,9 +3,10 @@
 
 use serde::{Serialize, Serializer};
 
-use super::rows::Kept;
+use super::rows::{BlockRow, Kept};
 use super::stacks::{LIVED_BEFORE, StackTable};
 use stratalloc::size::PoolKind;
+use stratalloc_analysis::Layers;
 use stratalloc_analysis::lives::{
     Block, Column, Lives, NEVER, Numbered, Segment, differences, fewer,
 };
@@ -19,12 +20,46 @@ impl Serialize for Table {
     }
 }
 
+/// The rows for blocks, as packed numbers.
 #[derive(Serialize)]
 pub(super) struct BlocksData {
     #[serde(flatten)]
-    table: Table,
+    table: PackedTable,
+    /// The values that many rows have in common; each row has the index of its values.
+    kinds: Table,
     /// The rows that represent several blocks: index of the row and number of blocks.
     runs: Vec<(usize, u32)>,
+}
+
+/// A table as named lists of packed numbers.
+struct PackedTable(Vec<(&'static str, String)>);
+
+impl Serialize for PackedTable {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, list)| (name, list)))
+    }
+}
+
+/// The digits of packed numbers.
+const DIGITS: &[u8; 64] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_";
+
+/// Returns numbers as text, the lowest five bits of each first. A digit from 32 on is followed by another
+/// digit of the same number. A number n is written as 2n, a negative one as -2n - 1.
+pub(super) fn packed(numbers: impl Iterator<Item = i128>) -> String {
+    let mut text = String::new();
+    for number in numbers {
+        let mut rest = ((number << 1) ^ (number >> 127)).cast_unsigned();
+        loop {
+            let digit = (rest & 31) as usize;
+            rest >>= 5;
+            let more = if rest > 0 { 32 } else { 0 };
+            text.push(char::from(DIGITS[digit + more]));
+            if rest == 0 {
+                break;
+            }
+        }
+    }
+    text
 }
 
 pub(super) fn columns_data(lives: &Lives, most: usize) -> Table {
@@ -84,10 +119,10 @@ pub(super) fn blocks(
     unit: u64,
     heaps: &mut Numbered<[u32; 2]>,
     table: &StackTable,
+    layers: &Layers,
 ) -> BlocksData {
     let rows = &kept.rows;
-    let of =
-        |what: &mut dyn FnMut(&Block) -> i128| rows.iter().map(|row| what(&row.block)).collect();
+    let of = |what: &mut dyn FnMut(&Block) -> i128| packed(rows.iter().map(|row| what(&row.block)));
     let wait = |block: &Block| match block.freed {
         NEVER => 0,
         freed => span(freed, block.gone),
@@ -97,16 +132,27 @@ pub(super) fn blocks(
         None if lives.lived_before(block) => LIVED_BEFORE,
         stack => table.place(stack),
     };
-    let table = Table(vec![
-        ("born", differences(rows.iter().map(|row| row.block.born.into()))),
+    let mut kinds: Numbered<[i128; 6]> = Numbered::default();
+    let numbers = rows.iter().map(|BlockRow { block, at, .. }| {
+        let layer = |of: &[u8]| at.and_then(|at| of.get(at)).map_or(-1, |layer| i128::from(*layer));
+        let heap = heaps.number([block.stream, block.pool]);
+        let size = block.size_bytes / unit;
+        let layers = [layer(&layers.category_of), layer(&layers.line_of)];
+        let [category, line] = layers;
+        let kind = [size.into(), unused(block), heap.into(), stack(block).into(), category, line];
+        kinds.number(kind).into()
+    });
+    let kind = packed(numbers.collect::<Vec<i128>>().into_iter());
+    let table = PackedTable(vec![
+        ("born", packed(differences(rows.iter().map(|row| row.block.born.into())).into_iter())),
         ("life", of(&mut |block| span(block.born, block.freed))),
         ("wait", of(&mut |block| wait(block))),
         ("address", of(&mut |block| ((block.address - base) / unit).into())),
-        ("size", of(&mut |block| (block.size_bytes / unit).into())),
-        ("unused", of(&mut |block| unused(block))),
-        ("heap", of(&mut |block| heaps.number([block.stream, block.pool]).into())),
-        ("stack", of(&mut |block| stack(block).into())),
+        ("kind", kind),
     ]);
+    let names = ["size", "unused", "heap", "stack", "category", "line"];
+    let column = |(at, name)| (name, kinds.items.iter().map(|kind| kind[at]).collect());
+    let kinds = Table(names.into_iter().enumerate().map(column).collect());
     let runs = rows.iter().enumerate().filter(|(_, row)| row.blocks > 1);
-    BlocksData { table, runs: runs.map(|(at, row)| (at, row.blocks)).collect() }
+    BlocksData { table, kinds, runs: runs.map(|(at, row)| (at, row.blocks)).collect() }
 }

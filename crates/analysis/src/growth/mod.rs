@@ -69,6 +69,12 @@ pub struct StepGrowth {
     pub live_at_ends: Vec<u64>,
     /// The result as a sentence.
     pub sentence: String,
+    /// The moments between the steps: the begin of the first one, and the end of each.
+    #[serde(skip)]
+    pub step_ends: Vec<u32>,
+    /// Whether the moments are those of a replay, not of the recorded events.
+    #[serde(skip)]
+    pub is_of_replay: bool,
 }
 
 /// The live bytes of one caller over the steps.
@@ -171,7 +177,10 @@ impl StepGrowth {
             true if timeline.is_replay && !recording.trace.requests_only => StepsEnd::FailedReplay,
             true => StepsEnd::Failure,
         };
-        Ok(Self::measured(recording, lives, callers, most_rows, &steps, &live_bytes, end))
+        let measured =
+            Self::measured(recording, lives, callers, most_rows, &steps, &live_bytes, end);
+        let (step_ends, is_of_replay) = (steps.ends, timeline.is_replay);
+        Ok(Self { step_ends, is_of_replay, ..measured })
     }
 
     fn measured(
@@ -264,6 +273,8 @@ impl StepGrowth {
             rows: rows::labelled(rows, lives, callers),
             live_at_ends: points(&live),
             sentence: String::new(),
+            step_ends: Vec::new(),
+            is_of_replay: false,
         };
         all.sentence = all.text(end);
         all

@@ -40,7 +40,7 @@ pub const NEVER: u32 = u32::MAX;
 pub(crate) const EVENTS_MAX: u32 = NEVER - 1;
 
 /// The lifetime of a block, from its request until the block is free again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Block {
     /// The first moment at which the block lives; 0 if it was allocated before the first event.
     pub born: u32,

@@ -14,6 +14,28 @@ function summed(differences) {
   return numbers;
 }
 
+const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_";
+const DIGIT_OF = new Uint8Array(128);
+for (let digit = 0; digit < 64; digit++) DIGIT_OF[DIGITS.charCodeAt(digit)] = digit;
+
+/// Decodes packed numbers: five bits a digit, the lowest first; a digit from 32 on is followed by another one of
+/// the same number. A number n is stored as 2n, a negative one as -2n - 1.
+function unpacked(text) {
+  let count = 0;
+  for (let at = 0; at < text.length; at++) if (DIGIT_OF[text.charCodeAt(at)] < 32) count++;
+  const numbers = new Float64Array(count);
+  let place = 0, number = 0, scale = 1;
+  for (let at = 0; at < text.length; at++) {
+    const digit = DIGIT_OF[text.charCodeAt(at)];
+    number += (digit & 31) * scale;
+    if (digit >= 32) { scale *= 32; continue; }
+    numbers[place++] = number % 2 ? -(number + 1) / 2 : number / 2;
+    number = 0;
+    scale = 1;
+  }
+  return numbers;
+}
+
 /// Returns the end of each lifetime. A length of -1 means that it never ends.
 function ends(from, lives) {
   return Uint32Array.from(lives, (life, at) => life < 0 ? NEVER : from[at] + life);
@@ -34,27 +56,36 @@ function rowsOf(columns) {
   return columns[names[0]].map((first, at) => Object.fromEntries(names.map((name) => [name, columns[name][at]])));
 }
 
-function unpack(sheet) {
-  const { columns, blocks, segments, unit } = sheet;
-  const column = Object.fromEntries(Object.entries(columns).map(([name, list]) => [name, summed(list)]));
-  const born = Uint32Array.from(summed(blocks.born));
-  const freed = ends(born, blocks.life);
-  const gone = Uint32Array.from(blocks.wait, (wait, at) => wait < 0 || freed[at] === NEVER ? NEVER : freed[at] + wait);
-  const size = Float64Array.from(blocks.size, (units) => units * unit);
+/// Decodes the rows for blocks. A row of several small blocks has no category and no line (255).
+function unpackBlocks({ born: differences, life, wait: waits, address, kind: packed, kinds, runs }, unit) {
+  const born = Uint32Array.from(summed(unpacked(differences)));
+  const freed = ends(born, unpacked(life));
+  const wait = unpacked(waits);
+  const kind = unpacked(packed);
+  const of = (Kind, value) => { const list = new Kind(born.length); for (let at = 0; at < list.length; at++) list[at] = value(kind[at], at); return list; };
   const count = new Uint32Array(born.length).fill(1);
-  blocks.runs.forEach(([at, several]) => { count[at] = several; });
+  runs.forEach(([at, several]) => { count[at] = several; });
+  return {
+    length: born.length, born, freed, count,
+    gone: of(Uint32Array, (_, at) => wait[at] < 0 || freed[at] === NEVER ? NEVER : freed[at] + wait[at]),
+    address: unpacked(address).map((units) => units * unit),
+    size: of(Float64Array, (one) => kinds.size[one] * unit),
+    requested: of(Float64Array, (one) => kinds.size[one] * unit - kinds.unused[one]),
+    heap: of(Uint32Array, (one) => kinds.heap[one]), stack: of(Int32Array, (one) => kinds.stack[one]),
+    category: of(Uint8Array, (one) => kinds.category[one]), line: of(Uint8Array, (one) => kinds.line[one]),
+  };
+}
+
+function unpack(sheet) {
+  const { columns, segments, unit } = sheet;
+  const column = Object.fromEntries(Object.entries(columns).map(([name, list]) => [name, summed(list)]));
   const held = Uint32Array.from(summed(segments.born));
   return {
     ...sheet,
     column,
     folder: sharedFolder(sheet.stacks),
     holders: sheet.holders.map((one) => ({ ...one, list: rowsOf(one.list) })),
-    blocks: {
-      length: born.length, born, freed, gone, size, count,
-      address: Float64Array.from(blocks.address, (units) => units * unit),
-      requested: size.map((bytes, at) => bytes - blocks.unused[at]),
-      heap: Uint32Array.from(blocks.heap), stack: Int32Array.from(blocks.stack),
-    },
+    blocks: unpackBlocks(sheet.blocks, unit),
     segments: {
       length: held.length, born: held, gone: ends(held, segments.life),
       address: Float64Array.from(segments.address, (units) => units * unit),
@@ -79,7 +110,7 @@ function requestsUntil(recording, moment) {
   const { blocks } = recording;
   if (!blocks.until) {
     let sum = 0;
-    blocks.until = Array.from(blocks.count, (count, at) => { sum += recording.events > 0 && blocks.born[at] === 0 ? 0 : count; return sum; });
+    blocks.until = Float64Array.from(blocks.count, (count, at) => { sum += recording.events > 0 && blocks.born[at] === 0 ? 0 : count; return sum; });
   }
   return blocks.length && blocks.born[0] <= moment ? blocks.until[placeOf(blocks.born, moment)] : 0;
 }

@@ -247,3 +247,6 @@ function showHolders() {
     ...(hasStacks ? [frames] : []), element("span", { class: "group" }, search, element("span", { id: "flames-found", "aria-live": "polite" })));
   drawHolders();
 }
+
+/// Called when the chosen range changes.
+function followRange() {}

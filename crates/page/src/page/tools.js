@@ -180,4 +180,6 @@ function blockTip(recording, at, moment) {
 
 /// The state of the page: the recording, the moment, and how they are drawn.
 const state = { recording: null, moment: 0, from: 0, to: 1, axis: "events", scale: "reserved", by: "state", wide: 1,
-  block: NOTHING, holders: "0", allFrames: false, search: "", curve: "at_need", floor: "auto", strong: new Set() };
+  block: NOTHING, holders: "0", allFrames: false, search: "", curve: "at_need", floor: "auto", strong: new Set(),
+  // The chosen range: `null`, or its first and last moment.
+  range: null };

@@ -1,0 +1,159 @@
+// Paints layers and blocks into an array of pixels, from the bottom up. Each column of pixels is one moment, and its
+// heights are exact: row r belongs to the layer that contains the byte in the middle of the row. Uses no element of
+// the page, so that tests can count pixels.
+
+/// Returns whether a pixel has the ink of a hatch.
+function isInked(pattern, x, y) {
+  const rising = (x + y) % 8 === 0, falling = (x - y + 8) % 8 === 0;
+  switch (pattern) {
+    case "rising": return rising;
+    case "falling": return falling;
+    case "crossed": return rising || falling;
+    case "dots": return x % 4 === 0 && y % 4 === 0;
+    case "level": return y % 6 === 0;
+    case "upright": return x % 6 === 0;
+    default: return false;
+  }
+}
+
+/// Returns a colour as red, green and blue.
+function rgbOf(text) {
+  const digits = text.trim().slice(1);
+  return [0, 2, 4].map((at) => parseInt(digits.slice(at, at + 2), 16) || 0);
+}
+
+/// Returns a pixel. `shade` below 0 darkens the colour, above 0 lightens it.
+function pixel([red, green, blue], shade = 0) {
+  const of = (part) => Math.round(shade < 0 ? part * (1 + shade) : part + (255 - part) * shade);
+  return (255 << 24 | of(blue) << 16 | of(green) << 8 | of(red)) >>> 0;
+}
+
+/// The width and the height of the tile of a hatch; a multiple of the distances of all hatches.
+const TILE = 24;
+
+/// Returns the pixels of a layer's tile, and that of its upper edge.
+function tileOf({ colour: text, pattern }) {
+  const colour = rgbOf(text);
+  const [plain, ink] = [pixel(colour), pixel(colour, -0.42)];
+  return { pixels: Uint32Array.from({ length: TILE * TILE }, (_, at) => isInked(pattern, at % TILE, Math.floor(at / TILE)) ? ink : plain), edge: pixel(colour, -0.5) };
+}
+
+/// Returns the row at which a height of bytes ends, counted from the bottom.
+const rowOf = (bytes, perRow, height) => Math.min(height, Math.floor(bytes / perRow + 0.5));
+
+/// Paints layers. `stacks` has the bytes of layer l in column x at [l * width + x], `order` the layers from the
+/// bottom up, `tiles` the tile of each layer.
+function paintLayers({ pixels, width, height }, stacks, order, tiles, perRow) {
+  for (let x = 0; x < width; x++) {
+    let [sum, from] = [0, 0];
+    for (const layer of order) {
+      sum += stacks[layer * width + x];
+      const to = rowOf(sum, perRow, height);
+      const tile = tiles[layer].pixels;
+      for (let row = from; row < to; row++) {
+        const y = height - 1 - row;
+        pixels[y * width + x] = tile[y % TILE * TILE + x % TILE];
+      }
+      // The outline separates layers also for readers who do not tell their colours apart.
+      if (to - from > 2) pixels[(height - to) * width + x] = tiles[layer].edge;
+      from = to;
+    }
+  }
+}
+
+/// Returns the layer at a height of a column, or -1.
+function layerAtBytes(stacks, order, width, x, bytes) {
+  let sum = 0;
+  for (const layer of order) {
+    sum += stacks[layer * width + x];
+    if (bytes < sum) return layer;
+  }
+  return -1;
+}
+
+/// The most pairs of a block and a column that are painted in one picture.
+const PAIRS_MOST = 3e6;
+
+/// Returns the rows in the order in which they are stacked: the longest lives first.
+function stackOrder(recording) {
+  if (recording.stackOrder) return recording.stackOrder;
+  const { blocks: { length, born, freed, count }, events } = recording;
+  const keys = new Float64Array(length);
+  for (let at = 0; at < length; at++) keys[at] = (events + 1 - (Math.min(freed[at], events + 1) - born[at])) * length + at;
+  keys.sort();
+  recording.stackOrder = Uint32Array.from(keys, (key) => key % length).filter((at) => count[at] === 1);
+  return recording.stackOrder;
+}
+
+/// Returns the blocks that live at some of the ascending `moments`, in the order in which they are stacked, with the
+/// columns of pixels where each begins and ends. If there are too many, those below a size are left out.
+function blocksOver(recording, moments) {
+  const { blocks: { born, freed, requested }, events } = recording;
+  const width = moments.length;
+  // The first column at or after each moment, for the moments of the picture.
+  const begin = moments[0], last = moments[width - 1];
+  const columns = new Uint16Array(last - begin + 1);
+  for (let x = 0, moment = begin; moment <= last; moment++) { while (moments[x] < moment) x++; columns[moment - begin] = x; }
+  const found = { places: [], from: [], to: [] };
+  // The pairs of blocks and columns, by the power of two of the size.
+  const pairs = new Float64Array(64);
+  for (const at of stackOrder(recording)) {
+    if (born[at] > last || freed[at] <= begin || requested[at] === 0) continue;
+    const from = born[at] <= begin ? 0 : columns[born[at] - begin];
+    const to = freed[at] > Math.min(last, events) ? width : columns[freed[at] - begin];
+    if (to <= from) continue;
+    found.places.push(at); found.from.push(from); found.to.push(to);
+    pairs[Math.floor(Math.log2(requested[at]))] += to - from;
+  }
+  let [power, sum] = [64, 0];
+  while (power > 0 && sum + pairs[power - 1] <= PAIRS_MOST) sum += pairs[--power];
+  return { ...found, leastBytes: power === 0 ? 0 : 2 ** power };
+}
+
+/// Stacks the blocks in each column, and returns the owner of each pixel (a row for a block plus 1), the live bytes
+/// of the painted blocks in each column, and the least size that is painted.
+function stackBlocks(recording, moments, height, perRow) {
+  const { requested } = recording.blocks;
+  const width = moments.length;
+  const { places, from, to, leastBytes } = blocksOver(recording, moments);
+  const owners = new Uint32Array(width * height);
+  const tops = new Float64Array(width);
+  for (let one = 0; one < places.length; one++) {
+    const size = requested[places[one]];
+    if (size < leastBytes) continue;
+    const owner = places[one] + 1;
+    for (let x = from[one]; x < to[one]; x++) {
+      const below = tops[x];
+      tops[x] = below + size;
+      const end = rowOf(below + size, perRow, height);
+      for (let row = rowOf(below, perRow, height); row < end; row++) owners[(height - 1 - row) * width + x] = owner;
+    }
+  }
+  return { owners, tops, leastBytes, count: places.length };
+}
+
+/// Paints stacked blocks. `colourOf` returns the pixel of a block's area and that of its outline. Above them, up to
+/// the live bytes, is the area of the blocks that are not painted one by one.
+function paintBlocks({ pixels, width, height }, { owners }, live, perRow, colourOf, rest) {
+  const colours = new Map();
+  let [owner, colour] = [0, null];
+  for (let y = 0; y < height; y++) {
+    for (let x = 0; x < width; x++) {
+      const at = y * width + x;
+      const one = owners[at];
+      if (one === 0) {
+        if (height - 1 - y < rowOf(live[x], perRow, height)) pixels[at] = rest[y % TILE * TILE + x % TILE];
+        continue;
+      }
+      if (one !== owner) {
+        owner = one;
+        colour = colours.get(one);
+        if (!colour) colours.set(one, colour = colourOf(one - 1));
+      }
+      // An outline at the upper and the left edge, if the block has more pixels there.
+      const isTop = (y === 0 || owners[at - width] !== one) && y + 1 < height && owners[at + width] === one;
+      const isLeft = x > 0 && owners[at - 1] !== one && x + 1 < width && owners[at + 1] === one;
+      pixels[at] = isTop || isLeft ? colour.edge : colour.plain;
+    }
+  }
+}
