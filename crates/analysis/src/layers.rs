@@ -11,7 +11,7 @@ use super::callers::Callers;
 use super::categories::Category;
 use super::growth::StepGrowth;
 use super::holders::{BEFORE, NO_STACK};
-use super::lives::{Block, Column, Lives};
+use super::lives::{Block, Lives};
 use super::moments::Timeline;
 
 /// The property of a block that decides its layer.
@@ -57,17 +57,6 @@ pub struct Layers {
     pub step_ends: Vec<u32>,
 }
 
-/// The layers at the peaks of columns.
-#[derive(Clone, Debug, Default)]
-pub struct LayerSeries {
-    /// The first moment of each column.
-    pub start: Vec<u32>,
-    /// The moment of each column at which its live bytes are at their maximum.
-    pub at: Vec<u32>,
-    /// The live bytes of each layer at these moments, for each division.
-    pub bytes: [Vec<Vec<u64>>; 4],
-}
-
 impl Layers {
     /// Finds the layers of a timeline. `growth` has the steps of the program, if they were found.
     #[must_use]
@@ -78,9 +67,12 @@ impl Layers {
             all.set_categories(timeline, callers);
             all.set_lines(lives, callers);
         }
-        let streams = lives.streams.items.len();
-        all.names[2] = (0..streams.min(LARGEST)).map(|at| format!("stream {at}")).collect();
-        if streams > LARGEST {
+        let streams = &lives.streams.items;
+        // The default stream has the lowest handle, 0.
+        let number = |stream| streams.iter().filter(|other| *other < stream).count();
+        let first = streams.iter().take(LARGEST);
+        all.names[2] = first.map(|stream| format!("stream {}", number(stream))).collect();
+        if streams.len() > LARGEST {
             all.names[2].push("other streams".to_owned());
         }
         if let Some(growth) = growth.filter(|growth| growth.is_of_replay == timeline.is_replay) {
@@ -112,8 +104,8 @@ impl Layers {
     /// Ranks the lines by their most bytes at some of the peaks.
     fn set_lines(&mut self, lives: &Lives, callers: &Callers<'_>) {
         let count = callers.count() as usize;
-        let samples = Peaks::of(lives, (RANKED / count.max(1)).clamp(4, 64));
-        let width = samples.at.len() + 1;
+        let samples = peaks(lives, (RANKED / count.max(1)).clamp(4, 64));
+        let width = samples.len() + 1;
         let mut changes = vec![0_i64; count * width];
         let caller_of = |block: &Block| block.stack.map(|stack| callers.of_stack(stack));
         for block in &lives.blocks {
@@ -169,12 +161,12 @@ impl Layers {
         }
     }
 
-    /// Computes the layers at the peaks of at most `most` columns.
+    /// Returns the live bytes of each layer of each division at the peaks of at most `most` columns.
     #[must_use]
-    pub fn series(&self, lives: &Lives, most: usize) -> LayerSeries {
-        let peaks = Peaks::of(lives, most);
-        let width = peaks.at.len() + 1;
-        let of_division = |(names, division): (&Vec<String>, Division)| {
+    pub fn series(&self, lives: &Lives, most: usize) -> [Vec<Vec<u64>>; 4] {
+        let peaks = peaks(lives, most);
+        let width = peaks.len() + 1;
+        let mut divisions = self.names.iter().zip(Division::ALL).map(|(names, division)| {
             let mut changes = vec![0_i64; names.len() * width];
             if !names.is_empty() {
                 for (at, block) in lives.blocks.iter().enumerate() {
@@ -183,36 +175,21 @@ impl Layers {
                 }
             }
             changes.chunks(width).map(sums).collect()
-        };
-        let mut divisions = self.names.iter().zip(Division::ALL).map(of_division);
-        let bytes = std::array::from_fn(|_| divisions.next().unwrap_or_default());
-        LayerSeries { start: peaks.start, at: peaks.at, bytes }
+        });
+        std::array::from_fn(|_| divisions.next().unwrap_or_default())
     }
 }
 
-/// The moments at which the live bytes of columns are at their maximum.
-struct Peaks {
-    start: Vec<u32>,
-    at: Vec<u32>,
-}
-
-impl Peaks {
-    fn of(lives: &Lives, most: usize) -> Self {
-        let columns = super::lives::fewer(&lives.columns.columns, most);
-        let of = |moment: fn(&Column) -> u32| columns.iter().map(moment).collect();
-        Self { start: of(|column| column.first), at: of(|column| column.live_peak_at) }
-    }
-
-    /// Returns the number of peaks before a moment.
-    fn before(&self, moment: u32) -> usize {
-        // Peaks are in the order of the columns.
-        self.at.partition_point(|at| *at < moment)
-    }
+/// Returns the moments at which the live bytes of at most `most` columns are at their maximum, in order.
+fn peaks(lives: &Lives, most: usize) -> Vec<u32> {
+    let columns = super::lives::fewer(&lives.columns.columns, most);
+    columns.iter().map(|column| column.live_peak_at).collect()
 }
 
 /// Adds a block to the changes of a layer from peak to peak.
-fn add(changes: &mut [i64], peaks: &Peaks, block: &Block) {
-    let (from, to) = (peaks.before(block.born), peaks.before(block.freed));
+fn add(changes: &mut [i64], peaks: &[u32], block: &Block) {
+    let before = |moment: u32| peaks.partition_point(|at| *at < moment);
+    let (from, to) = (before(block.born), before(block.freed));
     let bytes = i64::try_from(block.requested_bytes).unwrap_or(i64::MAX);
     if from < to {
         changes[from] = changes[from].saturating_add(bytes);
@@ -265,7 +242,7 @@ mod tests {
                 for most in [7, 300, COLUMNS] {
                     let series = layers.series(lives, most);
                     let columns = crate::lives::fewer(&lives.columns.columns, most);
-                    for (names, bytes) in layers.names.iter().zip(&series.bytes) {
+                    for (names, bytes) in layers.names.iter().zip(&series) {
                         assert_eq!(names.len(), bytes.len());
                         for (at, column) in columns.iter().enumerate().filter(|_| !names.is_empty())
                         {

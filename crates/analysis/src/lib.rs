@@ -85,7 +85,7 @@ pub use graph_pools::{GraphPools, ProgramPools};
 pub use growth::{GrowthCourse, GrowthRow, StepGrowth};
 pub use holders::{AgeClass, CategoryBytes, FoundBy, Holder, Holders, SizeClass};
 pub use host::{HostCode, HostFigures};
-pub use layers::{Division, LayerSeries, Layers};
+pub use layers::{Division, Layers};
 pub use moments::{Moments, Timeline, lives_of};
 pub use needs::{Cost, Need, SearchOptions};
 pub use paste::Paste;

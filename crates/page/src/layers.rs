@@ -21,14 +21,9 @@ pub(crate) struct LayersData {
     series: Option<SeriesData>,
 }
 
-/// Packed differences.
+/// The live bytes of each layer at the peaks of the columns, as packed differences.
 #[derive(Serialize)]
 struct SeriesData {
-    /// The first moment of each column.
-    start: String,
-    /// The moment of each column with its most live bytes.
-    at: String,
-    /// The live bytes of each layer at these moments.
     category: Vec<String>,
     line: Vec<String>,
     stream: Vec<String>,
@@ -36,27 +31,20 @@ struct SeriesData {
 }
 
 impl LayersData {
-    pub(crate) fn of(layers: &Layers, lives: &Lives, is_short: bool, most: usize) -> Self {
+    /// Returns the data. With `columns`, the page does not have every block.
+    pub(crate) fn of(layers: &Layers, lives: &Lives, columns: Option<usize>) -> Self {
         let [category, line, stream, step] = layers.names.clone();
         let (step_bounds, step_ends) = (layers.step_bounds.clone(), layers.step_ends.clone());
-        let series = is_short.then(|| SeriesData::of(layers, lives, most));
+        let series = columns.map(|most| SeriesData::of(layers, lives, most));
         Self { category, line, stream, step, step_bounds, step_ends, series }
     }
 }
 
 impl SeriesData {
     fn of(layers: &Layers, lives: &Lives, most: usize) -> Self {
-        let series = layers.series(lives, most);
-        let moments = |all: &[u32]| differenced(all.iter().map(|moment| u64::from(*moment)));
-        let of = |layers: &Vec<Vec<u64>>| {
-            layers.iter().map(|layer| differenced(layer.iter().copied())).collect()
-        };
-        let [category, line, stream, step] = series.bytes.each_ref().map(of);
-        let (start, at) = (moments(&series.start), moments(&series.at));
-        Self { start, at, category, line, stream, step }
+        let differenced = |layer: &Vec<u64>| packed(differences(layer.iter().copied()).into_iter());
+        let of = |layers: Vec<Vec<u64>>| layers.iter().map(differenced).collect();
+        let [category, line, stream, step] = layers.series(lives, most).map(of);
+        Self { category, line, stream, step }
     }
-}
-
-fn differenced(numbers: impl Iterator<Item = u64>) -> String {
-    packed(differences(numbers).into_iter())
 }

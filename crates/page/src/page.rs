@@ -6,11 +6,14 @@
 const PAGE: &str = include_str!("page/page.html");
 pub(super) const STYLE: &str = include_str!("page/style.css");
 /// The scripts, each after those that it depends on.
-const SCRIPTS: [&str; 12] = [
+const SCRIPTS: [&str; 15] = [
     include_str!("page/data.js"),
     include_str!("page/tools.js"),
     include_str!("page/layers.js"),
+    include_str!("page/history.js"),
+    include_str!("page/paint.js"),
     include_str!("page/timeline.js"),
+    include_str!("page/pointer.js"),
     include_str!("page/segments.js"),
     include_str!("page/blocks.js"),
     include_str!("page/holders.js"),
@@ -27,6 +30,12 @@ const VERSION: u32 = 4;
 /// Returns the size of the page without its data, in bytes.
 pub(crate) fn frame_bytes() -> usize {
     PAGE.len() + STYLE.len() + SCRIPTS.iter().map(|script| script.len()).sum::<usize>()
+}
+
+/// Returns the scripts that read the data and draw the time line, for tests.
+#[cfg(test)]
+pub(crate) fn drawing_scripts() -> String {
+    SCRIPTS[..7].concat()
 }
 
 /// Returns a page with these recordings. Each recording is JSON that was escaped for a script element.

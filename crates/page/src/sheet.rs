@@ -167,7 +167,7 @@ struct Detail {
     holders: usize,
     failures: usize,
     texts: usize,
-    /// The columns of layers, for a recording whose blocks do not all fit.
+    /// The numbers for layers, for a recording whose blocks do not all fit.
     layers: usize,
 }
 
@@ -181,8 +181,14 @@ impl Detail {
             holders: (bytes / 4000).clamp(4, 300),
             failures: (bytes / 2000).clamp(4, 500),
             texts: (bytes / 100).clamp(200, 4000),
-            layers: (bytes / 2000).clamp(16, COLUMNS),
+            layers: bytes / 20,
         }
+    }
+
+    /// Returns the number of columns if each has the bytes of every layer.
+    fn columns_of(&self, layers: &Layers) -> usize {
+        let names: usize = layers.names.iter().map(Vec::len).sum();
+        (self.layers / names.max(1)).clamp(32, self.columns)
     }
 }
 
@@ -266,6 +272,9 @@ fn as_text(
     let mut heaps = Numbered::default();
     let segments = segments(&kept, base, unit, &mut heaps);
     let blocks = blocks(lives, &kept, base, unit, &mut heaps, &table, layers);
+    // Without every block, each column has the bytes of every layer.
+    let is_short = kept.moments.is_some();
+    let most_columns = if is_short { detail.columns_of(layers) } else { detail.columns };
     let columns = &lives.columns;
     let (name, conf) = (cut(&answer.trace, detail.texts), cut(&trace.conf, detail.texts));
     let sheet = Sheet {
@@ -282,7 +291,7 @@ fn as_text(
         limit: limit_data(answer),
         peak_reserved: peak(lives.peak_reserved),
         peak_live: peak(lives.peak_live),
-        columns: columns_data(lives, detail.columns),
+        columns: columns_data(lives, most_columns),
         failures: failures(lives, &table, detail.failures),
         annotations: annotations(&trace.annotations, detail),
         account: account(&trace.account, detail),
@@ -297,7 +306,7 @@ fn as_text(
         is_short: kept.segments_left_out + kept.runs_left_out > 0,
         segments,
         blocks,
-        layers: LayersData::of(layers, lives, kept.moments.is_some(), detail.layers),
+        layers: LayersData::of(layers, lives, is_short.then_some(most_columns)),
         holders: answer
             .moments
             .iter()

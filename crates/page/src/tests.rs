@@ -286,3 +286,59 @@ fn numbers_that_contradict_each_other_make_a_page_all_the_same() {
         assert!(text.len() <= most);
     }
 }
+
+/// Draws a recording under node and compares sums over what is drawn with sums over its rows. Returns the ways in
+/// which it was divided, and whether the page has every block; `None` without node.
+fn drawn(name: &str, trace: &Trace, most: usize) -> Option<(Vec<String>, bool)> {
+    let folder =
+        std::env::temp_dir().join(format!("stratalloc_drawn_{}_{name}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let [scripts, check, sheet] =
+        ["scripts.js", "drawn.js", "sheet.json"].map(|file| folder.join(file));
+    std::fs::write(&scripts, page::drawing_scripts()).unwrap();
+    std::fs::write(&check, include_str!("drawn.js")).unwrap();
+    std::fs::write(&sheet, sheet_of(trace, most)?.0).unwrap();
+    let output = std::process::Command::new("node").arg(&check).arg(&scripts).arg(&sheet).output();
+    std::fs::remove_dir_all(&folder).unwrap();
+    let Ok(output) = output else {
+        eprintln!("skipped: no node");
+        return None;
+    };
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{name}: {errors}");
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["problems"], serde_json::json!([]), "{name}");
+    let ways = found["ways"].as_array().unwrap().iter();
+    let ways = ways.map(|way| way.as_str().unwrap().to_owned()).collect();
+    Some((ways, found["whole"].as_bool().unwrap()))
+}
+
+#[test]
+fn sums_over_the_drawing_are_sums_over_the_rows_at_every_zoom_level() {
+    let truth = |name: &str| {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/truth");
+        reader::read(&folder.join(format!("{name}.pickle.xz")), &Limits::default()).unwrap()
+    };
+    for (name, trace, expected) in [
+        ("variable_lengths", truth("variable_lengths"), "category line step block"),
+        ("ring_turned", truth("ring_turned"), "category line"),
+        ("serve", shipped("serve.default"), "stream block"),
+        ("gcfrac", shipped("2.15.0.gcfrac"), "block"),
+        ("many", many(3000), "block"),
+        ("none", Trace::default(), "block"),
+    ] {
+        let Some((ways, is_whole)) = drawn(name, &trace, 4_000_000) else { return };
+        assert!(is_whole, "{name}");
+        let has = |way: &str| ways.iter().any(|one| one == way);
+        assert!(expected.split(' ').all(has), "{name}: {ways:?}");
+    }
+}
+
+#[test]
+fn layers_at_the_peaks_of_columns_are_drawn_where_the_blocks_do_not_fit() {
+    let traces = [("serve_short", shipped("serve.default")), ("many_short", many(30_000))];
+    for (name, trace) in traces {
+        let Some((_, is_whole)) = drawn(name, &trace, 60_000) else { return };
+        assert!(!is_whole, "{name}");
+    }
+}

@@ -34,7 +34,7 @@ fn a_page_has_its_panels_its_data_and_no_address_to_ask() {
     }
     assert!(!page.contains("http://") && !page.contains("https://") && !page.contains("src="));
     assert!(page.contains("default-src 'none'") && page.len() < 10_000_000);
-    assert!(page.contains("\"format\":\"stratalloc report\",\"version\":3"));
+    assert!(page.contains("\"format\":\"stratalloc report\",\"version\":4"));
     let [data] = &recordings(&page)[..] else { panic!("one recording") };
     assert_eq!(data["peak_reserved"]["bytes"], 2_187_329_536_u64);
     assert_eq!(data["moments"], Value::Null);

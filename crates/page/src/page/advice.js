@@ -11,9 +11,9 @@ function showAdvice() {
   for (const [name, text] of Object.entries(recording.headline)) {
     const line = byId(`headline-${name}`);
     line.hidden = text === "";
-    line.querySelector("span").textContent = text;
+    line.querySelector("span").textContent = withNumbers(recording, text);
   }
-  byId("sentence").textContent = advice.sentence;
+  byId("sentence").textContent = withNumbers(recording, advice.sentence);
   byId("set").replaceChildren(...(advice.set.length ? [element("div", { class: "set" },
     ...advice.set.flatMap(({ allocator, set, needs }) => [element("span", { class: "quiet" }, `in ${allocator}`), copied(set, ` ${needs}`)]))] : []));
   byId("more").textContent = [advice.limit, advice.searched].filter(Boolean).join(" ");
@@ -31,9 +31,11 @@ function growthOf({ sentence, found, live, rows }) {
   const most = Math.max(1, ...live);
   const bars = live.map((number) => element("i", { style: { height: `${100 * number / most}%` }, title: `live at the end of a step: ${bytes(number)}` }));
   const heading = [["a step", false], ["at the end", false], ["blocks", false], ["growth", true], ["requested by", true]];
+  const only = rows.length === 1 ? rows.map(([each, held, blocks, course, code]) => element("p", {},
+    `${code}: ${each ? `${bytes(each)} a step, ` : ""}${bytes(held)} in ${plural(blocks, "block", "blocks")} at the end, ${course}.`)) : [];
   const cells = rows.map(([each, held, blocks, course, code]) => ({ cells: [each ? bytes(each) : "-", bytes(held), grouped(blocks), course, code] }));
   return [element("h3", {}, "From step to step"), element("p", {}, sentence), element("p", { class: "quiet" }, found),
-    element("div", { class: "steps", role: "img", "aria-label": sentence }, ...bars), ...(cells.length > 0 ? [table(heading, cells)] : [])];
+    element("div", { class: "steps", role: "img", "aria-label": sentence }, ...bars), ...only, ...(cells.length > 1 ? [table(heading, cells)] : [])];
 }
 
 /// Returns a line of text to paste elsewhere, with a button that copies it.
@@ -49,8 +51,8 @@ function copied(line, after) {
 }
 
 /// Returns the limit, or both ends of the interval that contains it.
-function limitText(limit) {
-  return limit.below_bytes == null ? bytes(limit.bytes) : `${bytes(limit.bytes)} to ${bytes(limit.below_bytes)}`;
+function limitText(limit, format = bytes) {
+  return limit.below_bytes == null ? format(limit.bytes) : `${format(limit.bytes)} to ${format(limit.below_bytes)}`;
 }
 
 function showFacts(recording) {
@@ -76,10 +78,11 @@ function causesOf({ name, sentence, causes, all, heaps }) {
   const largest = Math.max(1, ...heaps.map(([, numbers]) => numbers.reduce((sum, number) => sum + number, 0)));
   const rows = heaps.slice(0, 16).map(([heap, numbers, free]) => {
     const sum = numbers.reduce((all, number) => all + number, 0);
-    return { cells: [element("span", { style: { whiteSpace: "nowrap" } }, heap), element("div", { class: "share" }, ...bar(numbers, largest)), bytes(sum), ...shown.map((at) => bytes(numbers[at])), bytes(free)] };
+    return { cells: [element("span", { style: { whiteSpace: "nowrap" }, title: heap }, withNumbers(state.recording, heap)), element("div", { class: "share" }, ...bar(numbers, largest)), bytes(sum), ...shown.map((at) => bytes(numbers[at])), bytes(free)] };
   });
   const heading = [["stream or pool", true], ["", true], ["reserved", false], ...shown.map((at) => [causes[at], false]), ["largest free block", false]];
+  const free = heaps.length === 1 ? [element("p", { class: "quiet" }, `The largest free block has ${bytes(heaps[0][2])}.`)] : [];
   const more = heaps.length > 16 ? [element("p", { class: "quiet" }, `and ${heaps.length - 16} more`)] : [];
-  return [element("h3", {}, name === "first failure" ? "At the first failed request" : `At the ${name}`), element("p", {}, sentence),
-    element("div", { class: "stack", role: "img", "aria-label": sentence }, ...bar(all, total)), keys, ...(rows.length > 0 ? [table(heading, rows)] : []), ...more];
+  return [element("h3", {}, name === "first failure" ? "At the first failed request" : `At the ${name}`), element("p", {}, withNumbers(state.recording, sentence)),
+    element("div", { class: "stack", role: "img", "aria-label": sentence }, ...bar(all, total)), keys, ...free, ...(rows.length > 1 ? [table(heading, rows)] : []), ...more];
 }

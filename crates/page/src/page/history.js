@@ -149,29 +149,26 @@ function layersAt(recording, by, moments) {
   return found;
 }
 
-/// Returns the decoded layers at the peaks of columns, and the sum of all layers there.
+/// Returns the bytes of each layer at the peaks of the columns.
 function seriesOf(recording, by) {
   const { series } = recording.layers;
-  series.ready ||= { start: summed(unpacked(series.start)), at: summed(unpacked(series.at)) };
-  const { ready } = series;
-  if (!ready[by]) {
-    const layers = series[by].map((text) => summed(unpacked(text)));
-    ready[by] = { layers, sum: ready.start.map((_, at) => layers.reduce((sum, layer) => sum + layer[at], 0)) };
-  }
-  return { ...ready, ...ready[by] };
+  series.ready ||= {};
+  series.ready[by] ||= series[by].map((text) => summed(unpacked(text)));
+  return series.ready[by];
 }
 
-/// Returns the layers at each pixel from the series: those of the column with the most bytes. The moments of these
-/// columns are written to `moments`.
+/// Returns the layers at each pixel from the series: those of the column with the most live bytes. The moments of
+/// their peaks are written to `moments`.
 function seriesLayers(recording, by, edges, moments) {
-  const { start, at, layers, sum } = seriesOf(recording, by);
+  const { column: { start, live_max: live, live_peak: peaks } } = recording;
+  const layers = seriesOf(recording, by);
   const width = edges.length - 1;
   const found = new Float64Array(layers.length * width);
   for (let x = 0; x < width; x++) {
     let most = placeOf(start, edges[x]);
-    for (let next = most + 1; next < start.length && start[next] < edges[x + 1]; next++) if (sum[next] > sum[most]) most = next;
+    for (let next = most + 1; next < start.length && start[next] < edges[x + 1]; next++) if (live[next] > live[most]) most = next;
     layers.forEach((layer, one) => { found[one * width + x] = layer[most]; });
-    moments[x] = at[most];
+    moments[x] = peaks[most];
   }
   return found;
 }

@@ -63,13 +63,18 @@ function layerStyle(recording, by, key) {
   return styleOf(name, 1 + key % 8, RANK_HATCHES[key]);
 }
 
-/// Returns the style of one block: the colour of its line; without stacks, a colour for its size.
-function blockStyle(recording, place) {
+/// Returns the colour and hatch of one block: those of its line; without stacks, a colour for its size.
+function blockColour(recording, place) {
   const { blocks, layers } = recording;
   const line = blocks.line[place];
+  if (layers.line.length && line !== NO_LAYER) return layerStyle(recording, "line", line);
+  return styleOf("", 1 + sizeNumber(blocks.requested[place]) % 8, "plain");
+}
+
+function blockStyle(recording, place) {
+  const { blocks } = recording;
   const name = blocks.count[place] > 1 ? `${grouped(blocks.count[place])} small blocks together` : `${callerOf(recording, blocks.stack[place])}: ${exactly(blocks.requested[place])}`;
-  if (layers.line.length && line !== NO_LAYER) return { ...layerStyle(recording, "line", line), name };
-  return styleOf(name, 1 + sizeNumber(blocks.requested[place]) % 8, "plain");
+  return { ...blockColour(recording, place), name };
 }
 
 /// Returns a number for a size, so that equal sizes get equal colours.

@@ -9,6 +9,7 @@ function choose(moment) {
   if (!(born[state.block] <= state.moment && state.moment < gone[state.block])) state.block = NOTHING;
   follow();
   drawTimeline();
+  showLegend();
   drawSegments();
   sayBlock();
   byId("timeline-text").textContent = `Chosen: ${when(recording, state.moment)}: ${bytesText(bytesAt(recording, state.moment))}.`;
@@ -46,7 +47,8 @@ function firstMoment(recording) {
 }
 
 function show(recording, moment = firstMoment(recording)) {
-  Object.assign(state, { recording, from: 0, to: 1, block: NOTHING, wide: 1 });
+  Object.assign(state, { recording, from: 0, to: 1, block: NOTHING, wide: 1, range: null, way: firstWay(recording) });
+  byId("timeline-range").textContent = "";
   if (!recording.has_times) state.axis = "events";
   byId("title").textContent = recordings.length > 1 ? "stratalloc report" : `stratalloc report: ${recording.name}`;
   document.title = `${recording.name}: stratalloc report`;
@@ -99,7 +101,7 @@ function begin() {
   addEventListener("resize", () => { clearTimeout(waits); waits = setTimeout(redraw, 60); });
   scheme.addEventListener("change", () => {
     if (state.recording.totals.length > 0) return;
-    showJumps(); showNeeds(); redraw();
+    showJumps(); showLegend(); showNeeds(); redraw();
   });
 }
 

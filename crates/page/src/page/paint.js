@@ -74,14 +74,16 @@ function layerAtBytes(stacks, order, width, x, bytes) {
 /// The most pairs of a block and a column that are painted in one picture.
 const PAIRS_MOST = 3e6;
 
-/// Returns the rows in the order in which they are stacked: the longest lives first.
+/// Returns the rows in the order in which they are stacked: by their births, so that only a free moves what is above
+/// it. Of those from before the first event the longest lives come first.
 function stackOrder(recording) {
   if (recording.stackOrder) return recording.stackOrder;
-  const { blocks: { length, born, freed, count }, events } = recording;
-  const keys = new Float64Array(length);
-  for (let at = 0; at < length; at++) keys[at] = (events + 1 - (Math.min(freed[at], events + 1) - born[at])) * length + at;
-  keys.sort();
-  recording.stackOrder = Uint32Array.from(keys, (key) => key % length).filter((at) => count[at] === 1);
+  const { length, born, freed, count } = recording.blocks;
+  const order = Uint32Array.from({ length }, (_, at) => at);
+  let before = 0;
+  while (before < length && born[before] === 0) before++;
+  order.subarray(0, before).sort((a, b) => freed[b] - freed[a] || a - b);
+  recording.stackOrder = order.filter((at) => count[at] === 1);
   return recording.stackOrder;
 }
 
@@ -97,8 +99,11 @@ function blocksOver(recording, moments) {
   const found = { places: [], from: [], to: [] };
   // The pairs of blocks and columns, by the power of two of the size.
   const pairs = new Float64Array(64);
-  for (const at of stackOrder(recording)) {
-    if (born[at] > last || freed[at] <= begin || requested[at] === 0) continue;
+  const order = stackOrder(recording);
+  for (let one = 0; one < order.length; one++) {
+    const at = order[one];
+    if (born[at] > last) break;
+    if (freed[at] <= begin || requested[at] === 0) continue;
     const from = born[at] <= begin ? 0 : columns[born[at] - begin];
     const to = freed[at] > Math.min(last, events) ? width : columns[freed[at] - begin];
     if (to <= from) continue;
@@ -117,11 +122,14 @@ function stackBlocks(recording, moments, height, perRow) {
   const width = moments.length;
   const { places, from, to, leastBytes } = blocksOver(recording, moments);
   const owners = new Uint32Array(width * height);
+  // The first column of each row for a block, for its outline.
+  const first = recording.firstColumns ||= new Uint16Array(requested.length);
   const tops = new Float64Array(width);
   for (let one = 0; one < places.length; one++) {
     const size = requested[places[one]];
     if (size < leastBytes) continue;
     const owner = places[one] + 1;
+    first[places[one]] = from[one];
     for (let x = from[one]; x < to[one]; x++) {
       const below = tops[x];
       tops[x] = below + size;
@@ -129,12 +137,12 @@ function stackBlocks(recording, moments, height, perRow) {
       for (let row = rowOf(below, perRow, height); row < end; row++) owners[(height - 1 - row) * width + x] = owner;
     }
   }
-  return { owners, tops, leastBytes, count: places.length };
+  return { owners, first, tops, leastBytes, count: places.length };
 }
 
 /// Paints stacked blocks. `colourOf` returns the pixel of a block's area and that of its outline. Above them, up to
 /// the live bytes, is the area of the blocks that are not painted one by one.
-function paintBlocks({ pixels, width, height }, { owners }, live, perRow, colourOf, rest) {
+function paintBlocks({ pixels, width, height }, { owners, first }, live, perRow, colourOf, rest) {
   const colours = new Map();
   let [owner, colour] = [0, null];
   for (let y = 0; y < height; y++) {
@@ -150,9 +158,9 @@ function paintBlocks({ pixels, width, height }, { owners }, live, perRow, colour
         colour = colours.get(one);
         if (!colour) colours.set(one, colour = colourOf(one - 1));
       }
-      // An outline at the upper and the left edge, if the block has more pixels there.
+      // An outline at the upper edge, and where the block begins, if it has more pixels there.
       const isTop = (y === 0 || owners[at - width] !== one) && y + 1 < height && owners[at + width] === one;
-      const isLeft = x > 0 && owners[at - 1] !== one && x + 1 < width && owners[at + 1] === one;
+      const isLeft = x > 0 && owners[at - 1] !== one && first[one - 1] === x && x + 1 < width && owners[at + 1] === one;
       pixels[at] = isTop || isLeft ? colour.edge : colour.plain;
     }
   }

@@ -1,8 +1,6 @@
-// The time line: reserved and live bytes, large blocks as separate areas, failures, and the limit.
+// The time line: reserved bytes, the live bytes as layers or blocks, failures, and the limit.
 
-const timeline = { left: 76, right: 12, top: 22, bottom: 26, shown: [], most: 1, offsets: null };
-/// The maximum number of blocks that are drawn as separate areas.
-const AREAS_MOST = 1500;
+const timeline = { left: 64, right: 12, top: 30, bottom: 26, most: 1, frame: null, sheet: document.createElement("canvas") };
 
 /// Returns the position of a moment on the chosen axis, as a share from 0 to 1.
 function part(recording, moment) {
@@ -26,42 +24,44 @@ function momentAtX(x, width) {
   return momentOf(state.recording, Math.max(0, Math.min(1, place)));
 }
 
-/// Returns the indices of the rows that may be drawn as areas, largest area (bytes times lifetime)
-/// first.
-function areasOf(recording) {
-  if (recording.areas) return recording.areas;
-  const { blocks, events } = recording;
-  const fills = (at) => blocks.requested[at] * (Math.min(blocks.freed[at], events + 1) - blocks.born[at]);
-  const places = [];
-  for (let at = 0; at < blocks.length; at++) if (blocks.count[at] === 1) places.push(at);
-  const weights = Float64Array.from({ length: blocks.length }, (_, at) => fills(at));
-  places.sort((a, b) => weights[b] - weights[a]);
-  recording.areas = places.slice(0, 20000);
-  return recording.areas;
+/// Returns the first moment of each pixel, and the moment after the last pixel.
+function edgesOf(inner, width) {
+  const edges = Float64Array.from({ length: inner + 1 }, (_, x) => Math.floor(momentAtX(timeline.left + x, width)));
+  edges[inner] += 1;
+  return edges;
 }
 
-/// Returns the minimum and maximum of live bytes and the maxima of reserved bytes, without and with the bytes of
-/// paused tags, for each pixel. Also
-/// returns the moment whose blocks are drawn at the pixel: the one with the most live bytes.
-function pixels(recording, inner) {
-  const { column } = recording;
-  const found = { live: new Float64Array(inner), low: new Float64Array(inner), reserved: new Float64Array(inner), total: new Float64Array(inner), at: new Float64Array(inner) };
-  const width = inner + timeline.left + timeline.right;
-  let from = placeOf(column.start, Math.floor(momentAtX(timeline.left, width)));
-  for (let x = 0; x < inner; x++) {
-    const to = placeOf(column.start, Math.floor(momentAtX(timeline.left + x + 1, width)));
-    let live = -1, low = Infinity, reserved = 0, total = 0, peak = from;
-    for (let at = from; at <= Math.max(from, to - 1); at++) {
-      if (column.live_max[at] > live) { live = column.live_max[at]; peak = at; }
+/// Returns the extremes of the columns at each pixel, and the moment of the most live bytes.
+function columnPeaks({ column }, edges) {
+  const count = edges.length - 1;
+  const found = { at: new Float64Array(count), live: new Float64Array(count), low: new Float64Array(count), reserved: new Float64Array(count), total: new Float64Array(count) };
+  for (let x = 0; x < count; x++) {
+    let peak = placeOf(column.start, edges[x]);
+    let [low, reserved, total] = [column.live_min[peak], column.reserved_max[peak], column.total_max[peak]];
+    for (let at = peak + 1; at < column.start.length && column.start[at] < edges[x + 1]; at++) {
+      if (column.live_max[at] > column.live_max[peak]) peak = at;
       low = Math.min(low, column.live_min[at]);
       reserved = Math.max(reserved, column.reserved_max[at]);
       total = Math.max(total, column.total_max[at]);
     }
-    found.live[x] = live; found.low[x] = low; found.reserved[x] = reserved; found.total[x] = total;
-    found.at[x] = to > from ? column.live_peak[peak] : Math.floor(momentAtX(timeline.left + x, width));
-    from = Math.max(from, to);
+    found.live[x] = column.live_max[peak]; found.low[x] = low; found.reserved[x] = reserved; found.total[x] = total;
+    found.at[x] = column.live_peak[peak];
   }
   return found;
+}
+
+/// Returns what is drawn: for each pixel the moment with the most live bytes, the extremes, and the layers then.
+function frameOf(recording, inner, width) {
+  const edges = edgesOf(inner, width);
+  let frame = columnPeaks(recording, edges);
+  if (isWhole(recording)) {
+    const hasPaused = recording.column.total_max.some((total, at) => total > recording.column.reserved_max[at]);
+    const reserved = reservedPeaks(recording, edges);
+    frame = { ...peaksOf(recording, edges), reserved, total: hasPaused ? frame.total : reserved };
+  }
+  const stacks = state.way === "block" ? null
+    : isWhole(recording) ? layersAt(recording, state.way, frame.at) : seriesLayers(recording, state.way, edges, frame.at);
+  return { ...frame, edges, inner, stacks };
 }
 
 function drawTimeline() {
@@ -70,15 +70,15 @@ function drawTimeline() {
   const { left, right, top, bottom } = timeline;
   const inner = Math.max(10, Math.floor(width - left - right));
   const tall = height - top - bottom;
-  const found = pixels(recording, inner);
+  const frame = frameOf(recording, inner, width);
+  timeline.frame = frame;
   const highest = (list) => list.reduce((most, number) => Math.max(most, number), 1);
-  let most = state.scale === "live" ? highest(found.live) : highest(found.total);
+  let most = state.scale === "live" ? highest(frame.live) : highest(frame.total);
   const { limit } = recording;
   if (state.scale !== "live" && limit && limit.bytes < most * 2) most = Math.max(most, limit.bytes);
   most *= 1.04;
   timeline.most = most;
   const yOf = (number) => top + tall - Math.min(1, number / most) * tall;
-
   const area = (list, fill) => {
     pen.fillStyle = fill;
     pen.beginPath();
@@ -87,78 +87,81 @@ function drawTimeline() {
     pen.lineTo(left + inner, top + tall);
     pen.fill();
   };
-  area(found.total, colour("paused"));
-  area(found.reserved, colour("cached"));
-  area(found.live, colour("rounding"));
-  area(found.low, colour("live"));
-  drawAreas(pen, inner, tall, yOf, found.at);
+  if (frame.total !== frame.reserved) area(frame.total, colour("paused"));
+  area(frame.reserved, colour("cached"));
+  drawLayers(pen, frame, tall);
   pen.strokeStyle = colour("frame");
   pen.lineWidth = 1.2;
-  pen.beginPath();
-  for (let x = 0; x < inner; x++) pen.lineTo(left + x + 0.5, yOf(found.reserved[x]));
-  pen.stroke();
+  const line = (list) => { pen.beginPath(); for (let x = 0; x < inner; x++) pen.lineTo(left + x + 0.5, yOf(list[x])); pen.stroke(); };
+  line(frame.reserved);
+  pen.strokeStyle = colour("text");
+  pen.lineWidth = 0.7;
+  if (frame.low.some((low, x) => low < frame.live[x])) line(frame.low);
   drawAxes(pen, width, height, inner, tall, most, yOf);
   drawMarks(pen, width, height, yOf);
+  byId("timeline-detail").textContent = detailText(recording, frame);
 }
 
-/// Returns the first pixel whose moment is at or after this one.
-function pixelOf(moments, moment) {
-  let low = 0, high = moments.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (moments[middle] < moment) low = middle + 1; else high = middle;
-  }
-  return low;
-}
-
-/// Draws blocks as areas on top of each other. Those that live longest are at the bottom.
-function drawAreas(pen, inner, tall, yOf, moments) {
+/// Paints the layers or blocks in the resolution of the screen, and draws that picture.
+function drawLayers(pen, frame, tall) {
   const { recording } = state;
-  const { blocks } = recording;
-  const [begin, end] = [moments[0], moments[inner - 1]];
-  const perPixel = timeline.most / tall;
-  const shown = [];
-  for (const at of areasOf(recording)) {
-    if (blocks.requested[at] < perPixel || blocks.born[at] > end || blocks.freed[at] <= begin) continue;
-    const from = pixelOf(moments, blocks.born[at]);
-    const to = pixelOf(moments, blocks.freed[at]);
-    const freed = Math.min(blocks.freed[at], recording.events + 1);
-    if (to > from) shown.push({ at, from, to, life: freed - blocks.born[at] });
-    if (shown.length >= AREAS_MOST) break;
+  const { sheet, most, left, top } = timeline;
+  const [width, height] = [frame.inner, Math.max(1, Math.round(tall * (window.devicePixelRatio || 1)))];
+  frame.height = height;
+  frame.perRow = most / height;
+  const image = { pixels: new Uint32Array(width * height), width, height };
+  if (frame.stacks) {
+    const tiles = recording.layers[state.way].map((_, layer) => tileOf(layerStyle(recording, state.way, layer)));
+    paintLayers(image, frame.stacks, layerOrder(recording, state.way), tiles, frame.perRow);
+  } else {
+    frame.stacked = stackBlocks(recording, frame.at, height, frame.perRow);
+    const together = tileOf(styleOf("", "none", "rising")).pixels;
+    paintBlocks(image, frame.stacked, frame.live, frame.perRow, blockPixels(recording), together);
   }
-  shown.sort((a, b) => b.life - a.life);
-  const offsets = new Float64Array(inner);
-  for (const area of shown) {
-    const stack = blocks.stack[area.at];
-    const number = stack >= 0 ? recording.stacks.caller[stack] : blocks.requested[area.at] % 9973;
-    const size = blocks.requested[area.at];
-    pen.fillStyle = hue(number);
-    let x = area.from;
-    while (x < area.to) {
-      const offset = offsets[x];
-      const start = x;
-      while (x < area.to && offsets[x] === offset) { offsets[x] += size; x++; }
-      const y = yOf(offset + size);
-      const high = yOf(offset) - y;
-      pen.fillRect(timeline.left + start, y, x - start, Math.max(0.7, high - (high > 3 ? 0.6 : 0)));
-    }
+  [sheet.width, sheet.height] = [width, height];
+  sheet.getContext("2d").putImageData(new ImageData(new Uint8ClampedArray(image.pixels.buffer), width, height), 0, 0);
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(sheet, left, top, width, tall);
+}
+
+/// Returns a function that returns the pixels of a block's area and outline. Blocks of one colour get three shades,
+/// so that neighbours differ.
+function blockPixels(recording) {
+  const known = new Map();
+  return (place) => {
+    const { colour: plain } = blockColour(recording, place);
+    const name = `${plain} ${place % 3}`;
+    if (!known.has(name)) known.set(name, { plain: pixel(rgbOf(plain), [0, 0.16, -0.14][place % 3]), edge: pixel(rgbOf(plain), -0.5) });
+    return known.get(name);
+  };
+}
+
+/// Returns a sentence about what the picture leaves out, if it does.
+function detailText(recording, { stacks, stacked, live }) {
+  if (stacked) {
+    const shown = `${plural(stacked.count, "block lives", "blocks live")} at the moments of the picture`;
+    const small = stacked.leastBytes ? `; those under ${bytes(stacked.leastBytes)} are drawn together` : "";
+    const some = isWhole(recording) ? "" : `; the page has only the blocks that matter most: the hatched area has the others`;
+    return `${shown}${small}${some}.`;
   }
-  timeline.shown = shown;
+  if (stacks && !isWhole(recording)) return `The page does not have every block: the layers are those at the peaks of ${grouped(recording.column.start.length)} stretches.`;
+  return live.length && recording.events / live.length > 2 ? "Each pixel shows the moment with the most live bytes in it." : "";
 }
 
 function drawAxes(pen, width, height, inner, tall, most, yOf) {
   const { recording } = state;
   const { left, top } = timeline;
   pen.fillStyle = colour("quiet");
-  pen.strokeStyle = colour("line");
+  pen.strokeStyle = colour("frame");
   pen.lineWidth = 1;
   pen.textAlign = "right";
-  for (const mib of ticks(0, most / 1048576, 5)) {
-    const y = yOf(mib * 1048576);
-    pen.globalAlpha = 0.6;
+  const [unit, name] = most >= 4 * 2 ** 30 ? [2 ** 30, "GiB"] : [2 ** 20, "MiB"];
+  for (const number of ticks(0, most / unit, 6)) {
+    const y = yOf(number * unit);
+    pen.globalAlpha = 0.35;
     pen.beginPath(); pen.moveTo(left, y); pen.lineTo(left + inner, y); pen.stroke();
     pen.globalAlpha = 1;
-    pen.fillText(`${mib < 1 ? mib : grouped(mib)} MiB`, left - 6, y + 4);
+    pen.fillText(`${number < 1 ? number : grouped(number)} ${name}`, left - 6, y + 4);
   }
   pen.textAlign = "center";
   const isTime = state.axis === "time" && recording.has_times;
@@ -169,7 +172,6 @@ function drawAxes(pen, width, height, inner, tall, most, yOf) {
   }
   pen.textAlign = "left";
   pen.fillText(isTime ? "time" : "event", 4, height - 8);
-  pen.fillText("bytes", 4, top - 8);
 }
 
 function drawMarks(pen, width, height, yOf) {
@@ -177,7 +179,13 @@ function drawMarks(pen, width, height, yOf) {
   const { left, right, top, bottom } = timeline;
   const inside = (x) => x >= left - 1 && x <= width - right + 1;
   const line = (x, from, to) => { pen.beginPath(); pen.moveTo(x, from); pen.lineTo(x, to); pen.stroke(); };
+  drawRange(pen, width, height);
   const { limit } = recording;
+  if (limit && limit.bytes > timeline.most && state.scale !== "live") {
+    pen.fillStyle = colour("limit");
+    pen.textAlign = "right";
+    pen.fillText(`limit ${limitText(limit)}, above the picture`, width - right, top - 14);
+  }
   if (limit && limit.bytes <= timeline.most) {
     pen.strokeStyle = pen.fillStyle = colour("limit");
     pen.setLineDash([6, 4]);
@@ -185,7 +193,7 @@ function drawMarks(pen, width, height, yOf) {
     pen.beginPath(); pen.moveTo(left, y); pen.lineTo(width - right, y); pen.stroke();
     pen.setLineDash([]);
     pen.textAlign = "left";
-    pen.fillText(`limit ${limitText(limit)}`, left + 4, y - 4);
+    pen.fillText(`limit ${limitText(limit, (number) => inPicture(number, timeline.most))}`, left + 4, y - 4);
   }
   pen.textAlign = "center";
   pen.strokeStyle = pen.fillStyle = colour("limit");
@@ -195,6 +203,8 @@ function drawMarks(pen, width, height, yOf) {
     pen.globalAlpha = 0.35; line(x, top, height - bottom); pen.globalAlpha = 1;
     pen.beginPath(); pen.moveTo(x - 5, top - 9); pen.lineTo(x + 5, top - 9); pen.lineTo(x, top); pen.fill();
   }
+  const [failure] = recording.failures.list;
+  if (failure && inside(xOf(failure[0], width))) label(pen, `request of ${bytes(failure[1])} failed`, xOf(failure[0], width), top - 14, width);
   pen.strokeStyle = colour("text");
   for (const [moment] of recording.annotations) {
     const x = xOf(moment, width);
@@ -205,6 +215,8 @@ function drawMarks(pen, width, height, yOf) {
     const x = xOf(moment, width);
     if (!inside(x) || number > timeline.most) continue;
     pen.beginPath(); pen.arc(x, yOf(number), 3.5, 0, 7); pen.fill();
+    const isLabelled = number === recording.peak_live.bytes && !recording.failures.list.length;
+    if (isLabelled) label(pen, `${inPicture(number, timeline.most)} live`, x, top - 14, width);
   }
   const x = xOf(state.moment, width);
   if (inside(x)) {
@@ -215,19 +227,41 @@ function drawMarks(pen, width, height, yOf) {
   }
 }
 
-/// Returns the block whose area contains a point.
-function areaAt(x, y, width, height) {
-  const tall = height - timeline.top - timeline.bottom;
-  const number = (timeline.top + tall - y) / tall * timeline.most;
-  const column = Math.floor(x - timeline.left);
-  let below = 0;
-  for (const { at, from, to } of timeline.shown) {
-    if (column < from || column >= to) continue;
-    const size = state.recording.blocks.requested[at];
-    if (number >= below && number < below + size) return at;
-    below += size;
+/// Writes a text near a mark, inside the picture.
+function label(pen, text, x, y, width) {
+  const half = pen.measureText(text).width / 2;
+  pen.textAlign = "center";
+  pen.fillText(text, Math.max(timeline.left + half, Math.min(width - timeline.right - half, x)), y);
+}
+
+/// Draws the chosen range as a band.
+function drawRange(pen, width, height) {
+  if (!state.range) return;
+  const { left, right, top, bottom } = timeline;
+  const [from, to] = state.range.map((moment) => Math.max(left, Math.min(width - right, xOf(moment, width))));
+  pen.fillStyle = pen.strokeStyle = colour("accent");
+  pen.globalAlpha = 0.14;
+  pen.fillRect(from, top, to - from, height - top - bottom);
+  pen.globalAlpha = 1;
+  for (const x of [from, to]) { pen.beginPath(); pen.moveTo(x, top); pen.lineTo(x, height - bottom); pen.stroke(); }
+}
+
+/// Returns the column of pixels at a position, and what is drawn there: a layer, or a row for a block.
+function drawnAt(x, y, height) {
+  const { frame, left, top, bottom, most } = timeline;
+  const tall = height - top - bottom;
+  const column = Math.max(0, Math.min(frame.inner - 1, Math.floor(x - left)));
+  const number = (top + tall - y) / tall * most;
+  const found = { moment: frame.at[column], layer: NOTHING, block: NOTHING, bytes: 0 };
+  if (y < top || number < 0 || x < left) return found;
+  if (frame.stacks) {
+    found.layer = layerAtBytes(frame.stacks, layerOrder(state.recording, state.way), frame.inner, column, number);
+    if (found.layer !== NOTHING) found.bytes = frame.stacks[found.layer * frame.inner + column];
+  } else {
+    const row = Math.min(frame.height - 1, Math.floor((y - top) / tall * frame.height));
+    found.block = frame.stacked.owners[row * frame.inner + column] - 1;
   }
-  return NOTHING;
+  return found;
 }
 
 /// Returns the live and reserved bytes at a moment: exact values if the page has the moment's rows,
@@ -279,6 +313,18 @@ function follow() {
   if (at < state.from || at > state.to) { state.from = Math.max(0, Math.min(1 - span, at - span / 2)); state.to = state.from + span; }
 }
 
+/// Sets the chosen range, two moments, or clears it with `null`.
+function setRange(from, to) {
+  const { recording } = state;
+  const inside = (moment) => Math.max(0, Math.min(recording.events, Math.round(moment)));
+  const range = from === null ? null : [inside(Math.min(from, to)), inside(Math.max(from, to))];
+  state.range = range && range[0] < range[1] ? range : null;
+  byId("timeline-range").textContent = state.range ? `Range: events ${grouped(state.range[0])} to ${grouped(state.range[1])}.` : "";
+  drawTimeline();
+  followRange();
+  showAddress();
+}
+
 function stepMoment(steps) {
   const { recording } = state;
   const { moments } = recording;
@@ -293,88 +339,3 @@ function nextFailure() {
   if (next) choose(next[0]);
 }
 
-function setUpTimeline() {
-  const canvas = byId("timeline-canvas");
-  const bar = byId("timeline-bar");
-  bar.append(
-    choice("over", [["events", "events"], ["time", "time"]], () => state.axis, (axis) => { state.axis = axis; drawTimeline(); }),
-    choice("height", [["reserved", "reserved bytes"], ["live", "live bytes"]], () => state.scale, (scale) => { state.scale = scale; drawTimeline(); }),
-    element("span", { class: "group" }, press("+", "zoom in", () => zoom(0.5)), press("−", "zoom out", () => zoom(2)),
-      press("◀", "earlier", () => showRange(state.from - (state.to - state.from) / 3)),
-      press("▶", "later", () => showRange(state.from + (state.to - state.from) / 3)), press("all", "show all", () => showRange(0, 1))),
-    element("span", { class: "group", id: "jumps" }),
-  );
-  let drag = null;
-  const place = (event) => { const box = canvas.getBoundingClientRect(); return { x: event.clientX - box.left, y: event.clientY - box.top, width: box.width, height: box.height }; };
-  canvas.addEventListener("pointerdown", (event) => { drag = { x: event.clientX, from: state.from, moved: false }; canvas.setPointerCapture?.(event.pointerId); });
-  canvas.addEventListener("pointerup", (event) => {
-    const { x, width } = place(event);
-    if (drag && !drag.moved) choose(momentAtX(x, width));
-    drag = null;
-  });
-  canvas.addEventListener("pointercancel", () => { drag = null; });
-  canvas.addEventListener("pointerleave", () => tip(null, null));
-  canvas.addEventListener("pointermove", (event) => {
-    const { x, y, width, height } = place(event);
-    if (drag && Math.abs(event.clientX - drag.x) > 4) drag.moved = true;
-    if (drag?.moved) {
-      const share = (drag.x - event.clientX) / (width - timeline.left - timeline.right);
-      showRange(drag.from + share * (state.to - state.from));
-      return tip(null, null);
-    }
-    hoverTimeline(event, x, y, width, height);
-  });
-  canvas.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey && document.activeElement !== canvas) return;
-    event.preventDefault();
-    const { x, width } = place(event);
-    zoom(event.deltaY > 0 ? 1.25 : 0.8, part(state.recording, momentAtX(x, width)));
-  }, { passive: false });
-  canvas.addEventListener("keydown", (event) => {
-    const far = Math.max(1, Math.round(state.recording.events * (state.to - state.from) / 50));
-    const several = state.recording.moments ? 10 : far;
-    const acts = {
-      ArrowLeft: () => stepMoment(event.shiftKey ? -several : -1), ArrowRight: () => stepMoment(event.shiftKey ? several : 1),
-      Home: () => choose(0), End: () => choose(state.recording.events), "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2),
-      "0": () => showRange(0, 1), p: () => choose(state.recording.peak_reserved.moment), l: () => choose(state.recording.peak_live.moment), f: nextFailure,
-      PageUp: () => showRange(state.from - (state.to - state.from) / 3), PageDown: () => showRange(state.from + (state.to - state.from) / 3),
-    };
-    const act = event.ctrlKey || event.altKey || event.metaKey ? null : acts[event.key] || acts[event.key.toLowerCase()];
-    if (act) { event.preventDefault(); act(); }
-  });
-}
-
-function hoverTimeline(event, x, y, width, height) {
-  const { recording } = state;
-  const moment = Math.round(momentAtX(x, width));
-  const failure = recording.failures.list.find(([at]) => Math.abs(xOf(at, width) - x) < 5);
-  const annotation = recording.annotations.find(([at]) => Math.abs(xOf(at, width) - x) < 5);
-  const at = areaAt(x, y, width, height);
-  const lines = [`${when(recording, moment)}: ${bytesText(bytesAt(recording, moment))}`];
-  if (failure && y < height / 2) {
-    const [, size, stream, stack] = failure;
-    lines.unshift(`A request of ${exactly(size)} failed on stream ${recording.streams[stream]}`, ...(stack >= 0 ? [`requested by ${callerOf(recording, stack)}`] : []));
-  } else if (annotation && y < height / 4) {
-    lines.unshift(`${annotation[1]}: annotation of a block of ${exactly(annotation[2])}`);
-  } else if (at !== NOTHING) {
-    lines.unshift(...blockTip(recording, at, moment));
-  }
-  tip(event, lines);
-}
-
-/// Adds buttons for the important moments of this recording.
-function showJumps() {
-  const { recording } = state;
-  const jumps = recording.no_history ? [] : [["peak of live bytes", recording.peak_live.moment], ["peak of reserved bytes", recording.peak_reserved.moment]];
-  const failures = recording.failures.list;
-  if (failures.length) jumps.push(["first failure", failures[0][0]]);
-  jumps.push(["end", recording.events]);
-  byId("jumps").replaceChildren(element("span", {}, "go to"), ...jumps.map(([name, moment]) => press(name, `go to: ${name}`, () => choose(moment))));
-  legend("timeline-legend", [
-    ["live: allocated and not freed; large blocks have colours of their own", colour("live")], ["cached: reserved and not live", colour("cached")],
-    ...(recording.column.total_max.some((total, at) => total > recording.column.reserved_max[at]) ? [["paused: released, the addresses are kept", colour("paused")]] : []),
-    ...(failures.length ? [[`request failed (${grouped(recording.failures.total)})`, colour("limit")]] : []),
-    ...(recording.annotations.length ? [["annotation", colour("text")]] : []),
-    ["the chosen moment", colour("accent")],
-  ]);
-}

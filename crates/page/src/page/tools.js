@@ -24,6 +24,9 @@ function bytes(number) {
   return size >= 1024 ? `${(number / 1024).toFixed(size % 1024 ? 1 : 0)} KiB` : `${number} B`;
 }
 
+/// Formats bytes for a picture that shows at most `most` bytes: in GiB if that is several GiB.
+const inPicture = (number, most) => most >= 4 * 2 ** 30 && number >= 2 ** 30 ? `${(number / 2 ** 30).toFixed(2)} GiB` : bytes(number);
+
 /// Formats the size of a device that suffices, in whole MiB rounded up.
 const needed = (number) => `${grouped(Math.ceil(number / 1048576))} MiB`;
 const exactly = (number) => number >= 1024 ? `${bytes(number)} (${grouped(number)} bytes)` : bytes(number);
@@ -150,6 +153,9 @@ function tip(event, lines) {
   box.style.top = `${Math.max(4, top)}px`;
 }
 
+/// Returns a stream's number, with its handle.
+const streamTip = (recording, stream) => `stream ${recording.streams[stream]} (handle ${recording.handles[stream]})`;
+
 /// Returns the lines that describe a block at a moment.
 function blockLines(recording, at, moment) {
   const { blocks } = recording;
@@ -160,7 +166,7 @@ function blockLines(recording, at, moment) {
   const lines = several ? [] : [callerOf(recording, blocks.stack[at])];
   lines.push(`${what}: ${exactly(blocks.size[at])}, ${state}`,
     `requested ${exactly(blocks.requested[at])}`,
-    `stream ${recording.streams[stream]}, ${recording.pools[pool].name}`);
+    `${streamTip(recording, stream)}, ${recording.pools[pool].name}`);
   if (!several) {
     const ago = moment - blocks.born[at];
     const time = recording.has_times ? ` (${duration(timeOf(recording, moment) - timeOf(recording, blocks.born[at]))})` : "";
@@ -179,7 +185,7 @@ function blockTip(recording, at, moment) {
 }
 
 /// The state of the page: the recording, the moment, and how they are drawn.
-const state = { recording: null, moment: 0, from: 0, to: 1, axis: "events", scale: "reserved", by: "state", wide: 1,
+const state = { recording: null, moment: 0, from: 0, to: 1, axis: "events", scale: "reserved", way: "block", by: "state", wide: 1,
   block: NOTHING, holders: "0", allFrames: false, search: "", curve: "at_need", floor: "auto", strong: new Set(),
   // The chosen range: `null`, or its first and last moment.
   range: null };

@@ -111,7 +111,7 @@ pub(super) fn is_well(value: &Value) {
     assert_eq!(value["requests"], serde_json::json!([]), "{value:#}");
     assert_eq!(value["images"], 0, "{value:#}");
     for seen in value["recordings"].as_array().expect("a list") {
-        assert_eq!(seen["panels"].as_array().map(Vec::len), Some(5), "{seen:#}");
+        assert_eq!(seen["panels"].as_array().map(Vec::len), Some(6), "{seen:#}");
         let text = |name: &str| seen[name].as_str().unwrap_or_default().to_owned();
         assert!(
             text("sentence").len() > 20 && text("causes").contains("MiB are reserved"),
@@ -140,6 +140,9 @@ pub(super) fn is_well(value: &Value) {
             );
         }
         assert_ne!(seen["area"], false, "{seen:#}");
+        for used in ["ways", "ranges"] {
+            assert_eq!(seen[used], serde_json::json!([]), "{seen:#}");
+        }
         if number("events") > 3 {
             assert_ne!(seen["start"], seen["otherMoment"], "{seen:#}");
             assert!(seen["otherMap"] == true && number("keyMoment") > 0, "{seen:#}");
@@ -243,6 +246,7 @@ fn a_page_fits_narrow_and_wide_windows_light_and_dark() {
         };
         assert!(failed["copied"] == true && failed["needsUsed"] == true, "{failed:#}");
         assert_eq!(late["flamesUsed"]["tip"], true, "{late:#}");
+        assert!(failed["firstScreen"] == true && late["firstScreen"] == true, "{width}");
     }
 }
 

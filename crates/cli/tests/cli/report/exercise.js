@@ -55,20 +55,74 @@ function hoverBlock(recording) {
   return { text, hasSize: text.includes(exactly(recording.blocks.size[found[0].block])), hasStack: text.startsWith(callerOf(recording, stack)), frames: frames.length };
 }
 
-function hoverArea() {
+/// Moves the pointer to the largest block of the time line. Returns true if the tooltip describes it.
+function hoverArea(recording) {
+  const way = state.way;
+  setWay("block");
+  const { frame: { stacked: { owners }, inner, height }, left, top, bottom } = timeline;
   const canvas = byId("timeline-canvas");
-  const tall = canvas.clientHeight - timeline.top - timeline.bottom;
-  let below = 0;
-  const column = timeline.shown.length ? timeline.shown[0].from : -1;
-  for (const { at, from, to } of timeline.shown) {
-    if (column < from || column >= to) continue;
-    const size = state.recording.blocks.requested[at];
-    point(canvas, "pointermove", timeline.left + column + 0.5, timeline.top + tall - (below + size / 2) / timeline.most * tall);
+  let largest = -1;
+  owners.forEach((owner, at) => { if (owner > 0 && (largest < 0 || recording.blocks.requested[owner - 1] > recording.blocks.requested[owners[largest] - 1])) largest = at; });
+  let isNamed = null;
+  if (largest >= 0) {
+    const tall = canvas.clientHeight - top - bottom;
+    point(canvas, "pointermove", left + largest % inner + 0.5, top + (Math.floor(largest / inner) + 0.5) * tall / height);
     const text = tipText();
     point(canvas, "pointerleave", 0, 0);
-    return text.includes(exactly(size)) && text.includes("stream ") && text.includes("age: ") && text.includes("pool");
+    isNamed = [exactly(recording.blocks.requested[owners[largest] - 1]), "stream ", "age: ", "pool"].every((part) => text.includes(part));
   }
-  return null;
+  setWay(way);
+  return isNamed;
+}
+
+/// Divides the time line in each way, and hovers over the bottom layer at the peak. Returns the ways that do not
+/// change the picture, the legend, or name no layer.
+function useWays(recording) {
+  const canvas = byId("timeline-canvas");
+  const failed = [];
+  const seen = new Set();
+  const first = state.way;
+  waysOf(recording).forEach(([way], at) => {
+    key(canvas, String(at + 1));
+    const column = timeline.frame.live.indexOf(Math.max(...timeline.frame.live));
+    point(canvas, "pointermove", timeline.left + column + 0.5, canvas.clientHeight - timeline.bottom - 1.5);
+    const { stacks, inner } = timeline.frame;
+    const low = 1.5 * timeline.most / (canvas.clientHeight - timeline.top - timeline.bottom);
+    const layer = way === "block" ? NOTHING : layerAtBytes(stacks, layerOrder(recording, way), inner, column, low);
+    const isNamed = layer === NOTHING || tipText().includes(layerStyle(recording, way, layer).name);
+    point(canvas, "pointerleave", 0, 0);
+    const isPressed = byId("ways").querySelector("[aria-pressed=true]")?.dataset.value === way;
+    if (state.way !== way || !isNamed || !isPressed || byId("timeline-legend").querySelectorAll("li").length < 2) failed.push(`${way}: ${isNamed} ${isPressed}`);
+    seen.add(picture("timeline-canvas"));
+  });
+  if (seen.size < waysOf(recording).length && recording.events > 16) failed.push("ways look alike");
+  setWay(first);
+  showWays();
+  return failed;
+}
+
+/// Selects ranges by the brush, the keys and the buttons. Returns those that did not do so.
+function useRange(recording) {
+  if (recording.events < 16) return [];
+  const canvas = byId("timeline-canvas");
+  const failed = [];
+  const holds = (name, is) => { if (!is) failed.push(`${name}: ${JSON.stringify(state.range)}`); };
+  const moved = (type, x) => canvas.dispatchEvent(new PointerEvent(type, { clientX: canvas.getBoundingClientRect().left + x, clientY: canvas.getBoundingClientRect().top + 60, shiftKey: true, bubbles: true, pointerId: 1 }));
+  const middle = timeline.left + timeline.frame.inner / 2;
+  moved("pointerdown", middle); moved("pointermove", middle + 60); moved("pointerup", middle + 60);
+  holds("brush", state.range && Math.abs(xOf(state.range[0], canvas.clientWidth) - middle) < 30 && state.from === 0);
+  key(canvas, "Escape");
+  holds("Escape", state.range === null);
+  key(canvas, "v");
+  holds("view", state.range?.join() === `0,${recording.events}`);
+  const at = state.moment;
+  choose(Math.floor(recording.events / 2));
+  key(canvas, "[");
+  holds("from", state.range?.[0] === state.moment && byId("timeline-range").textContent.includes(grouped(state.moment)));
+  [...byId("range-bar").querySelectorAll("button")].pop().click();
+  holds("none", state.range === null && byId("timeline-range").textContent === "");
+  choose(at);
+  return failed;
 }
 
 /// Returns true if an address that contains a moment makes the page show that moment.
@@ -157,7 +211,7 @@ function tooWide() {
 
 function exercise(recording) {
   const result = { name: recording.name, events: recording.events, moments: recording.moments?.length ?? recording.events + 1 };
-  result.panels = ["timeline", "segments", "holders", "needs", "advice"].filter((id) => byId(id)?.getBoundingClientRect().height > 40);
+  result.panels = ["timeline", "why", "segments", "holders", "needs", "advice"].filter((id) => byId(id)?.getBoundingClientRect().height > 40);
   result.sentence = byId("sentence").textContent;
   result.causes = byId("causes").textContent;
   result.unknown = byId("unknown").textContent;
@@ -168,7 +222,11 @@ function exercise(recording) {
   result.needs = byId("needs-table").textContent;
   result.curves = recording.needs.rows.length ? coloursOf("needs-canvas") : null;
   result.block = hoverBlock(recording);
-  result.area = hoverArea();
+  result.area = hoverArea(recording);
+  result.ways = useWays(recording);
+  result.ranges = useRange(recording);
+  // The headline, the line to paste and the time line are on the first screen of a usual window.
+  result.firstScreen = innerWidth < 1200 || byId("timeline-canvas").getBoundingClientRect().bottom + scrollY <= 900;
   result.start = state.moment;
   result.opensAt = state.moment === (recording.failures.list[0]?.[0] ?? recording.peak_live.moment);
   result.address = location.hash;
