@@ -232,11 +232,6 @@ impl<'a> Callers<'a> {
         self.callers[caller as usize].category
     }
 
-    /// Returns the purpose that the stack of a request shows; unknown without a stack.
-    pub(crate) fn category_of(&self, stack: Option<StackId>) -> Category {
-        stack.map(|stack| self.category(self.of_stack(stack))).unwrap_or_default()
-    }
-
     /// Returns the frame that shows the category of a caller, as labels show it; `None` if it is unknown.
     pub(crate) fn category_frame(&self, caller: u32, files: &Files<'_>) -> Option<String> {
         let number = self.shown_by[caller as usize]?;

@@ -330,6 +330,11 @@ impl Holders {
 }
 
 impl Callers<'_> {
+    /// Returns the purpose that the stack of a request shows; unknown without a stack.
+    pub(crate) fn category_of(&self, stack: Option<StackId>) -> Category {
+        stack.map(|stack| self.category(self.of_stack(stack))).unwrap_or_default()
+    }
+
     /// Returns [`labels`](Self::labels) of those that are callers.
     pub(crate) fn labels_of(
         &self,

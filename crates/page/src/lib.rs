@@ -22,8 +22,12 @@ use stratalloc_analysis::{Answer, Curve, Timeline, host_sentence};
 
 pub use sweep::sweep_page;
 
-/// The maximum size of a page, in bytes.
+/// The maximum size of a page of recordings of up to a million events each, in bytes.
 pub const PAGE_BYTES: usize = 10_000_000;
+/// The events of a recording from which on the page may be larger.
+const EVENTS_USUAL: u32 = 1_000_000;
+/// The bytes of each further event.
+const EVENT_BYTES: usize = 10;
 
 /// The number of holders that the answers for a page should list.
 pub const HOLDERS: usize = 300;
@@ -91,7 +95,9 @@ impl Report {
     /// Adds a recording, which is one device of a file.
     pub fn add(&mut self, drawn: &Drawn<'_>) {
         let devices = drawn.answer.devices.len().max(1);
-        let sheet = sheet::sheet(drawn, self.share_bytes / devices);
+        let further = drawn.timeline.lives.events.saturating_sub(EVENTS_USUAL) as usize;
+        let most = self.share_bytes / devices + further * EVENT_BYTES;
+        let sheet = sheet::sheet(drawn, most);
         self.left_out += usize::from(sheet.is_none());
         self.sheets.extend(sheet);
     }

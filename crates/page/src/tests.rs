@@ -287,8 +287,8 @@ fn numbers_that_contradict_each_other_make_a_page_all_the_same() {
     }
 }
 
-/// Draws a recording under node and compares sums over what is drawn with sums over its rows. Returns the ways in
-/// which it was divided, and whether the page has every block; `None` without node.
+/// Draws a recording under node and compares sums over the drawing with sums over its rows. Returns the
+/// ways in which it was divided, and whether the page has every block; `None` without node.
 fn drawn(name: &str, trace: &Trace, most: usize) -> Option<(Vec<String>, bool)> {
     let folder =
         std::env::temp_dir().join(format!("stratalloc_drawn_{}_{name}", std::process::id()));

@@ -130,11 +130,14 @@ function stackBlocks(recording, moments, height, perRow) {
     if (size < leastBytes) continue;
     const owner = places[one] + 1;
     first[places[one]] = from[one];
-    for (let x = from[one]; x < to[one]; x++) {
+    const last = to[one];
+    for (let x = from[one]; x < last; x++) {
       const below = tops[x];
-      tops[x] = below + size;
-      const end = rowOf(below + size, perRow, height);
-      for (let row = rowOf(below, perRow, height); row < end; row++) owners[(height - 1 - row) * width + x] = owner;
+      const above = below + size;
+      tops[x] = above;
+      // As `rowOf`, without a call: this is the innermost loop.
+      const end = Math.min(height, (above / perRow + 0.5) | 0);
+      for (let row = (below / perRow + 0.5) | 0; row < end; row++) owners[(height - 1 - row) * width + x] = owner;
     }
   }
   return { owners, first, tops, leastBytes, count: places.length };
@@ -144,7 +147,7 @@ function stackBlocks(recording, moments, height, perRow) {
 /// the live bytes, is the area of the blocks that are not painted one by one.
 function paintBlocks({ pixels, width, height }, { owners, first }, live, perRow, colourOf, rest) {
   const colours = new Map();
-  let [owner, colour] = [0, null];
+  let owner = 0, colour = null;
   for (let y = 0; y < height; y++) {
     for (let x = 0; x < width; x++) {
       const at = y * width + x;

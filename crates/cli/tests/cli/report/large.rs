@@ -122,10 +122,11 @@ fn four_million_events_make_a_page_in_bounded_time_and_memory() {
         most >> 20,
         text_of_page.len()
     );
-    assert!(text_of_page.len() <= 10_000_000 && most < 1_500_000_000);
+    // 10 MB, and 10 bytes for each event after the first million.
+    assert!(text_of_page.len() <= 43_000_000 && most < 1_500_000_000);
     assert!(seconds < 30.0 || cfg!(debug_assertions), "{seconds:.1} s");
     let data = &recordings(&text_of_page)[0];
-    assert!(data["moments"].as_array().is_some_and(|moments| moments.len() >= 100));
+    assert_eq!((&data["moments"], &data["layers"]["series"]), (&Value::Null, &Value::Null));
     assert_eq!(data["peak_reserved"]["bytes"], (8_u64 << 30) + (3 << 30));
     assert_eq!(data["failures"]["total"], 1);
     assert!(data["needs"]["missing"].as_str().is_some_and(|why| why.contains("--needs")));
