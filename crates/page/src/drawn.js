@@ -66,7 +66,7 @@ function check(way, from, to) {
   let stacked = null;
   if (way === "block") {
     stacked = stackBlocks(recording, frame.at, height, frame.perRow);
-    paintBlocks(image, stacked, frame.live, frame.perRow, () => ({ plain: 7, edge: 8 }), new Uint32Array(TILE * TILE).fill(9));
+    paintBlocks(image, stacked, frame.live, frame.perRow, { keyOf: () => 0, plain: [7, 7, 7], edge: [8] }, new Uint32Array(TILE * TILE).fill(9));
   } else {
     const tiles = recording.layers[way].map((_, layer) => ({ pixels: new Uint32Array(TILE * TILE).fill(layer + 1), edge: layer + 1001 }));
     paintLayers(image, frame.stacks, layerOrder(recording, way), tiles, frame.perRow);

@@ -66,18 +66,16 @@ function layerStyle(recording, by, key) {
   return styleOf(name, 1 + key % 8, RANK_HATCHES[key]);
 }
 
-/// Returns the colour and hatch of one block: those of its line; without stacks, a colour for its size.
-function blockColour(recording, place) {
-  const { blocks, layers } = recording;
-  const line = blocks.line[place];
-  if (layers.line.length && line !== NO_LAYER) return layerStyle(recording, "line", line);
-  return styleOf("", 1 + sizeNumber(blocks.requested[place]) % 8, "plain");
-}
+/// Returns the number of a block's colour: its line; without stacks, a number for its size.
+const blockKey = ({ blocks, layers }, place) => layers.line.length ? blocks.line[place] : sizeNumber(blocks.requested[place]) % 8;
+
+/// Returns the colour and hatch of a block by that number.
+const keyStyle = (recording, key) => recording.layers.line.length ? layerStyle(recording, "line", key) : styleOf("", 1 + key, "plain");
 
 function blockStyle(recording, place) {
   const { blocks } = recording;
   const name = blocks.count[place] > 1 ? `${grouped(blocks.count[place])} small blocks together` : `${callerOf(recording, blocks.stack[place])}: ${exactly(blocks.requested[place])}`;
-  return { ...blockColour(recording, place), name };
+  return { ...keyStyle(recording, blockKey(recording, place)), name };
 }
 
 /// Returns a number for a size, so that equal sizes get equal colours.

@@ -72,18 +72,19 @@ function layerAtBytes(stacks, order, width, x, bytes) {
 }
 
 /// The most pairs of a block and a column that are painted in one picture.
-const PAIRS_MOST = 3e6;
+const PAIRS_MOST = 2e6;
 
 /// Returns the rows in the order in which they are stacked: by their births, so that only a free moves what is above
 /// it. Of those from before the first event the longest lives come first.
 function stackOrder(recording) {
   if (recording.stackOrder) return recording.stackOrder;
   const { length, born, freed, count } = recording.blocks;
-  const order = Uint32Array.from({ length }, (_, at) => at);
-  let before = 0;
-  while (before < length && born[before] === 0) before++;
+  const order = new Uint32Array(length);
+  let before = 0, kept = 0;
+  for (let at = 0; at < length; at++) if (count[at] === 1) order[kept++] = at;
+  while (before < kept && born[order[before]] === 0) before++;
   order.subarray(0, before).sort((a, b) => freed[b] - freed[a] || a - b);
-  recording.stackOrder = order.filter((at) => count[at] === 1);
+  recording.stackOrder = order.subarray(0, kept);
   return recording.stackOrder;
 }
 
@@ -96,75 +97,82 @@ function blocksOver(recording, moments) {
   const begin = moments[0], last = moments[width - 1];
   const columns = new Uint16Array(last - begin + 1);
   for (let x = 0, moment = begin; moment <= last; moment++) { while (moments[x] < moment) x++; columns[moment - begin] = x; }
-  const found = { places: [], from: [], to: [] };
+  const order = stackOrder(recording);
+  const found = recording.found ||= { places: new Uint32Array(order.length), from: new Uint16Array(order.length), to: new Uint16Array(order.length) };
+  const { places, from, to } = found;
   // The pairs of blocks and columns, by the power of two of the size.
   const pairs = new Float64Array(64);
-  const order = stackOrder(recording);
+  const until = Math.min(last, events);
+  let count = 0;
   for (let one = 0; one < order.length; one++) {
     const at = order[one];
     if (born[at] > last) break;
     if (freed[at] <= begin || requested[at] === 0) continue;
-    const from = born[at] <= begin ? 0 : columns[born[at] - begin];
-    const to = freed[at] > Math.min(last, events) ? width : columns[freed[at] - begin];
-    if (to <= from) continue;
-    found.places.push(at); found.from.push(from); found.to.push(to);
-    pairs[Math.floor(Math.log2(requested[at]))] += to - from;
+    const first = born[at] <= begin ? 0 : columns[born[at] - begin];
+    const end = freed[at] > until ? width : columns[freed[at] - begin];
+    if (end <= first) continue;
+    places[count] = at; from[count] = first; to[count++] = end;
+    pairs[powerOf(requested[at])] += end - first;
   }
   let [power, sum] = [64, 0];
   while (power > 0 && sum + pairs[power - 1] <= PAIRS_MOST) sum += pairs[--power];
-  return { ...found, leastBytes: power === 0 ? 0 : 2 ** power };
+  return { places, from, to, count, leastBytes: power === 0 ? 0 : 2 ** power };
 }
+
+/// Returns the power of two that a size reaches.
+const powerOf = (size) => size < 4294967296 ? 31 - Math.clz32(size) : 63 - Math.clz32(size / 4294967296);
 
 /// Stacks the blocks in each column, and returns the owner of each pixel (a row for a block plus 1), the live bytes
 /// of the painted blocks in each column, and the least size that is painted.
 function stackBlocks(recording, moments, height, perRow) {
   const { requested } = recording.blocks;
   const width = moments.length;
-  const { places, from, to, leastBytes } = blocksOver(recording, moments);
+  const { places, from, to, count, leastBytes } = blocksOver(recording, moments);
   const owners = new Uint32Array(width * height);
   // The first column of each row for a block, for its outline.
   const first = recording.firstColumns ||= new Uint16Array(requested.length);
-  const tops = new Float64Array(width);
-  for (let one = 0; one < places.length; one++) {
+  // The bytes and the rows that are stacked in each column so far.
+  const [tops, rows] = [new Float64Array(width), new Int32Array(width)];
+  const scale = 1 / perRow;
+  for (let one = 0; one < count; one++) {
     const size = requested[places[one]];
     if (size < leastBytes) continue;
     const owner = places[one] + 1;
     first[places[one]] = from[one];
     const last = to[one];
     for (let x = from[one]; x < last; x++) {
-      const below = tops[x];
-      const above = below + size;
+      const above = tops[x] + size;
       tops[x] = above;
       // As `rowOf`, without a call: this is the innermost loop.
-      const end = Math.min(height, (above / perRow + 0.5) | 0);
-      for (let row = (below / perRow + 0.5) | 0; row < end; row++) owners[(height - 1 - row) * width + x] = owner;
+      const end = (above * scale + 0.5) | 0;
+      let row = rows[x];
+      if (row === end) continue;
+      rows[x] = end;
+      for (; row < end && row < height; row++) owners[(height - 1 - row) * width + x] = owner;
     }
   }
-  return { owners, first, tops, leastBytes, count: places.length };
+  return { owners, first, tops, leastBytes, count };
 }
 
-/// Paints stacked blocks. `colourOf` returns the pixel of a block's area and that of its outline. Above them, up to
-/// the live bytes, is the area of the blocks that are not painted one by one.
-function paintBlocks({ pixels, width, height }, { owners, first }, live, perRow, colourOf, rest) {
-  const colours = new Map();
-  let owner = 0, colour = null;
+/// Paints stacked blocks. `colours` has the number of a block's colour, the three shades of its area, and its outline.
+/// Above the blocks, up to the live bytes, is the area of those that are not painted one by one.
+function paintBlocks({ pixels, width, height }, { owners, first }, live, perRow, { keyOf, plain, edge }, rest) {
+  const ends = Int32Array.from(live, (bytes) => height - rowOf(bytes, perRow, height));
+  let owner = 0, key = 0;
   for (let y = 0; y < height; y++) {
-    for (let x = 0; x < width; x++) {
-      const at = y * width + x;
+    for (let x = 0, at = y * width; x < width; x++, at++) {
       const one = owners[at];
       if (one === 0) {
-        if (height - 1 - y < rowOf(live[x], perRow, height)) pixels[at] = rest[y % TILE * TILE + x % TILE];
+        if (y >= ends[x]) pixels[at] = rest[y % TILE * TILE + x % TILE];
         continue;
       }
-      if (one !== owner) {
-        owner = one;
-        colour = colours.get(one);
-        if (!colour) colours.set(one, colour = colourOf(one - 1));
-      }
+      if (one !== owner) { owner = one; key = keyOf(one - 1); }
       // An outline at the upper edge, and where the block begins, if it has more pixels there.
-      const isTop = (y === 0 || owners[at - width] !== one) && y + 1 < height && owners[at + width] === one;
-      const isLeft = x > 0 && owners[at - 1] !== one && first[one - 1] === x && x + 1 < width && owners[at + 1] === one;
-      pixels[at] = isTop || isLeft ? colour.edge : colour.plain;
+      const isNext = x + 1 < width && owners[at + 1] === one;
+      const isBehind = x > 0 && owners[at - 1] === one;
+      const isTop = (isNext || isBehind) && (y === 0 || owners[at - width] !== one) && y + 1 < height && owners[at + width] === one;
+      const isLeft = isNext && !isBehind && x > 0 && first[one - 1] === x;
+      pixels[at] = isTop || isLeft ? edge[key] : plain[3 * key + (one - 1) % 3];
     }
   }
 }

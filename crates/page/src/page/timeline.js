@@ -124,16 +124,17 @@ function drawLayers(pen, frame, tall) {
   pen.drawImage(sheet, left, top, width, tall);
 }
 
-/// Returns a function that returns the pixels of a block's area and outline. Blocks of one colour get three shades,
-/// so that neighbours differ.
+/// Returns the pixels of the areas and outlines of blocks, by the number of their colour. Blocks of one colour get
+/// three shades, so that neighbours differ.
 function blockPixels(recording) {
-  const known = new Map();
-  return (place) => {
-    const { colour: plain } = blockColour(recording, place);
-    const name = `${plain} ${place % 3}`;
-    if (!known.has(name)) known.set(name, { plain: pixel(rgbOf(plain), [0, 0.16, -0.14][place % 3]), edge: pixel(rgbOf(plain), -0.5) });
-    return known.get(name);
-  };
+  const count = recording.layers.line.length || 8;
+  const [plain, edge] = [new Uint32Array(3 * count), new Uint32Array(count)];
+  for (let key = 0; key < count; key++) {
+    const rgb = rgbOf(keyStyle(recording, key).colour);
+    [0, 0.16, -0.14].forEach((shade, at) => { plain[3 * key + at] = pixel(rgb, shade); });
+    edge[key] = pixel(rgb, -0.5);
+  }
+  return { keyOf: (place) => blockKey(recording, place), plain, edge };
 }
 
 /// Returns a sentence about what the picture leaves out, if it does.
