@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::tables::packed;
+use super::tables::differenced;
 use stratalloc_analysis::Layers;
-use stratalloc_analysis::lives::{Lives, differences};
+use stratalloc_analysis::lives::Lives;
 
 /// The names of the layers, and what assigns the blocks to them.
 #[derive(Serialize)]
@@ -42,8 +42,9 @@ impl LayersData {
 
 impl SeriesData {
     fn of(layers: &Layers, lives: &Lives, most: usize) -> Self {
-        let differenced = |layer: &Vec<u64>| packed(differences(layer.iter().copied()).into_iter());
-        let of = |layers: Vec<Vec<u64>>| layers.iter().map(differenced).collect();
+        let of = |layers: Vec<Vec<u64>>| {
+            layers.into_iter().map(|layer| differenced(layer.into_iter())).collect()
+        };
         let [category, line, stream, step] = layers.series(lives, most).map(of);
         Self { category, line, stream, step }
     }

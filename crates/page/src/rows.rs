@@ -27,16 +27,42 @@ pub(crate) struct BlockRow {
     /// The number of blocks in the row.
     pub blocks: u32,
     /// The index of the block in [`Lives::blocks`]; `None` for a merged row.
-    pub at: Option<usize>,
+    pub at: Option<u32>,
+}
+
+impl BlockRow {
+    fn of((at, block): (u32, &Block)) -> Self {
+        Self { block: *block, blocks: 1, at: Some(at) }
+    }
+}
+
+/// The rows for blocks, in the order of `born`.
+#[derive(Debug)]
+pub(crate) enum Rows<'a> {
+    /// One for each block.
+    All(&'a [Block]),
+    /// Those that fit.
+    Some(Vec<BlockRow>),
+}
+
+impl Rows<'_> {
+    /// Returns the rows.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = BlockRow> + Clone {
+        let (all, some): (&[Block], &[BlockRow]) = match self {
+            Self::All(blocks) => (blocks, &[]),
+            Self::Some(rows) => (&[], rows),
+        };
+        (0..).zip(all).map(BlockRow::of).chain(some.iter().copied())
+    }
 }
 
 /// The part of a recording that is kept for the page.
-#[derive(Debug, Default)]
-pub(crate) struct Kept {
+#[derive(Debug)]
+pub(crate) struct Kept<'a> {
     /// The moments that the page can show, in order. `None` if it can show every moment.
     pub moments: Option<Vec<u32>>,
-    /// All rows, in the order of `born`.
-    pub rows: Vec<BlockRow>,
+    /// All rows.
+    pub rows: Rows<'a>,
     /// All segments that are kept, in the order of `born`.
     pub segments: Vec<Segment>,
     /// The number of segments that live at one of the moments but did not fit.
@@ -52,17 +78,22 @@ const PARTS: [usize; 2] = [100, 56];
 /// The maximum number of failures that the page can show: half from the beginning, half from the end.
 const FAILURES: usize = 20;
 
-impl Kept {
+impl<'a> Kept<'a> {
     /// Returns true if some blocks were merged, or blocks or segments were left out.
     pub(crate) fn is_short(&self) -> bool {
         let is_joined = self.rows.iter().any(|row| row.blocks > 1);
         is_joined || self.segments_left_out + self.runs_left_out > 0
     }
 
-    pub(crate) fn of(lives: &Lives, room: PageLimits) -> Self {
+    pub(crate) fn of(lives: &'a Lives, room: PageLimits) -> Self {
         if lives.blocks.len() <= room.blocks && lives.segments.len() <= room.segments {
-            let rows = (0..lives.blocks.len()).map(|at| one(lives, at)).collect();
-            return Self { rows, segments: lives.segments.clone(), ..Self::default() };
+            return Self {
+                moments: None,
+                rows: Rows::All(&lives.blocks),
+                segments: lives.segments.clone(),
+                segments_left_out: 0,
+                runs_left_out: 0,
+            };
         }
         let is_shown = |moments: &[u32]| {
             let shown = lives.blocks.iter().filter(|b| is_shown(moments, b.born, b.gone));
@@ -75,6 +106,7 @@ impl Kept {
         let (segments, segments_left_out) = segments(lives, &moments, room.segments);
         let (mut rows, runs_left_out) = rows(lives, &moments, room.blocks);
         rows.sort_by_key(|row| (row.block.born, row.block.address));
+        let rows = Rows::Some(rows);
         Self { moments: Some(moments), rows, segments, segments_left_out, runs_left_out }
     }
 }
@@ -121,13 +153,8 @@ fn segments(lives: &Lives, moments: &[u32], most: usize) -> (Vec<Segment>, usize
     (shown, left_out)
 }
 
-/// Returns the row of one block.
-fn one(lives: &Lives, at: usize) -> BlockRow {
-    BlockRow { block: lives.blocks[at], blocks: 1, at: Some(at) }
-}
-
 fn rows(lives: &Lives, moments: &[u32], most: usize) -> (Vec<BlockRow>, usize) {
-    let one = |at: usize| one(lives, at);
+    let one = |at: usize| BlockRow::of((u32::try_from(at).unwrap_or(0), &lives.blocks[at]));
     let mut shown: Vec<usize> = Vec::new();
     let mut others: Vec<usize> = Vec::new();
     for (at, block) in lives.blocks.iter().enumerate() {

@@ -348,7 +348,7 @@ fn account(all: &[Owner], detail: &Detail) -> Vec<Owner> {
     rows
 }
 
-fn left_out(kept: &Kept) -> Vec<String> {
+fn left_out(kept: &Kept<'_>) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(moments) = &kept.moments {
         notes.push(format!(
@@ -495,7 +495,7 @@ fn holders(moment: &MomentFigures, lives: &Lives, table: &StackTable, most: usiz
 fn stack_table(
     drawn: &Drawn<'_>,
     callers: &Callers<'_>,
-    kept: &Kept,
+    kept: &Kept<'_>,
     detail: &Detail,
 ) -> StackTable {
     let Drawn { answer, timeline: Timeline { trace, lives, .. }, .. } = *drawn;
@@ -506,7 +506,7 @@ fn stack_table(
             *all = all.saturating_add(area);
         }
     };
-    for row in &kept.rows {
+    for row in kept.rows.iter() {
         let span = row.block.freed.min(lives.events + 1).saturating_sub(row.block.born);
         add(row.block.stack, u128::from(row.block.requested_bytes) * u128::from(span));
     }

@@ -62,6 +62,12 @@ pub(super) fn packed(numbers: impl Iterator<Item = i128>) -> String {
     text
 }
 
+/// Returns numbers as text, each as the difference from the previous one.
+pub(super) fn differenced(numbers: impl Iterator<Item = u64>) -> String {
+    let mut before = 0;
+    packed(numbers.map(|number| i128::from(number) - std::mem::replace(&mut before, number.into())))
+}
+
 pub(super) fn columns_data(lives: &Lives, most: usize) -> Table {
     let all = &lives.columns;
     let columns = fewer(&all.columns, most);
@@ -83,7 +89,7 @@ pub(super) fn columns_data(lives: &Lives, most: usize) -> Table {
 
 /// Returns the lowest address, and a common divisor of all relative addresses and sizes, by which they
 /// are shortened.
-pub(super) fn base_and_unit(kept: &Kept) -> (u64, u64) {
+pub(super) fn base_and_unit(kept: &Kept<'_>) -> (u64, u64) {
     let blocks = kept.rows.iter().map(|row| (row.block.address, row.block.size_bytes));
     let segments = kept.segments.iter().map(|segment| (segment.address, segment.size_bytes));
     let all = || blocks.clone().chain(segments.clone());
@@ -98,7 +104,12 @@ fn span(from: u32, to: u32) -> i128 {
     if to == NEVER { -1 } else { i128::from(to) - i128::from(from) }
 }
 
-pub(super) fn segments(kept: &Kept, base: u64, unit: u64, heaps: &mut Numbered<[u32; 2]>) -> Table {
+pub(super) fn segments(
+    kept: &Kept<'_>,
+    base: u64,
+    unit: u64,
+    heaps: &mut Numbered<[u32; 2]>,
+) -> Table {
     let all = &kept.segments;
     let of = |what: &mut dyn FnMut(&Segment) -> i128| all.iter().map(what).collect();
     Table(vec![
@@ -114,7 +125,7 @@ pub(super) fn segments(kept: &Kept, base: u64, unit: u64, heaps: &mut Numbered<[
 
 pub(super) fn blocks(
     lives: &Lives,
-    kept: &Kept,
+    kept: &Kept<'_>,
     base: u64,
     unit: u64,
     heaps: &mut Numbered<[u32; 2]>,
@@ -133,18 +144,19 @@ pub(super) fn blocks(
         stack => table.place(stack),
     };
     let mut kinds: Numbered<[i128; 6]> = Numbered::default();
-    let numbers = rows.iter().map(|BlockRow { block, at, .. }| {
-        let layer = |of: &[u8]| at.and_then(|at| of.get(at)).map_or(-1, |layer| i128::from(*layer));
+    let kind = packed(rows.iter().map(|BlockRow { block, at, .. }| {
+        let layer = |of: &[u8]| {
+            at.and_then(|at| of.get(at as usize)).map_or(-1, |layer| i128::from(*layer))
+        };
         let heap = heaps.number([block.stream, block.pool]);
         let size = block.size_bytes / unit;
         let layers = [layer(&layers.category_of), layer(&layers.line_of)];
         let [category, line] = layers;
-        let kind = [size.into(), unused(block), heap.into(), stack(block).into(), category, line];
+        let kind = [size.into(), unused(&block), heap.into(), stack(&block).into(), category, line];
         kinds.number(kind).into()
-    });
-    let kind = packed(numbers.collect::<Vec<i128>>().into_iter());
+    }));
     let table = PackedTable(vec![
-        ("born", packed(differences(rows.iter().map(|row| row.block.born.into())).into_iter())),
+        ("born", differenced(rows.iter().map(|row| row.block.born.into()))),
         ("life", of(&mut |block| span(block.born, block.freed))),
         ("wait", of(&mut |block| wait(block))),
         ("address", of(&mut |block| ((block.address - base) / unit).into())),

@@ -52,6 +52,7 @@ function setUpPointer(canvas) {
   canvas.addEventListener("pointerup", (event) => {
     const { x, y, width, height } = place(event);
     if (drag && !drag.moved) chooseAt(x, y, width, height);
+    else if (drag && drag.brush !== null) setRange(drag.brush, momentAtX(x, width));
     drag = null;
   });
   canvas.addEventListener("pointercancel", () => { drag = null; });
@@ -60,7 +61,7 @@ function setUpPointer(canvas) {
     const { x, y, width, height } = place(event);
     if (drag && Math.abs(event.clientX - drag.x) > 4) drag.moved = true;
     if (!drag?.moved) return hoverTimeline(event, x, y, width, height);
-    if (drag.brush !== null) setRange(drag.brush, momentAtX(x, width));
+    if (drag.brush !== null) setRange(drag.brush, momentAtX(x, width), false);
     else showRange(drag.from + (drag.x - event.clientX) / (width - timeline.left - timeline.right) * (state.to - state.from));
     tip(null, null);
   });

@@ -314,14 +314,15 @@ function follow() {
   if (at < state.from || at > state.to) { state.from = Math.max(0, Math.min(1 - span, at - span / 2)); state.to = state.from + span; }
 }
 
-/// Sets the chosen range, two moments, or clears it with `null`.
-function setRange(from, to) {
+/// Sets the chosen range, two moments, or clears it with `null`. While the pointer draws it, the other panels wait.
+function setRange(from, to, isDrawn = true) {
   const { recording } = state;
   const inside = (moment) => Math.max(0, Math.min(recording.events, Math.round(moment)));
   const range = from === null ? null : [inside(Math.min(from, to)), inside(Math.max(from, to))];
   state.range = range && range[0] < range[1] ? range : null;
   byId("timeline-range").textContent = state.range ? `Range: events ${grouped(state.range[0])} to ${grouped(state.range[1])}.` : "";
   drawTimeline();
+  if (!isDrawn) return;
   followRange();
   showAddress();
 }
