@@ -18,6 +18,7 @@ use crate::moments::{Moments, Timeline};
 use crate::needs::{Need, SearchOptions};
 use crate::recording::Recording;
 use crate::streams::Streams;
+use crate::temporary::Temporary;
 use crate::torch::{ForTorch, is_of_rocm};
 use crate::trial::{failed_requests, failures_are_replayed, without_files};
 use crate::verdict::Verdict;
@@ -148,6 +149,11 @@ fn facts(
     let figures: Vec<MomentFigures> = figures.collect();
     let rows = question.holders.min(GROWTH_ROWS);
     let growth = StepGrowth::of(recording, timeline, &lists.callers, rows);
+    let missing = recording.trace.missing;
+    let is_whole = has_history && missing.frees + missing.allocations == 0;
+    let temporary = is_whole.then(|| {
+        Temporary::of(&timeline.lives, &lists.callers, growth.as_ref().ok(), question.holders)
+    });
     // Advice about other code would hide the code that grows.
     let is_growing = growth.as_ref().is_ok_and(|growth| growth.is_decisive);
     let (code, peak_without_bytes) = match is_growing {
@@ -213,6 +219,7 @@ fn facts(
             false => Dump::of(&recording.trace).free,
         },
         within: Vec::new(),
+        temporary,
         no_steps: growth.as_ref().err().copied(),
         growth: growth.ok(),
     };

@@ -21,6 +21,7 @@ use super::holders::{AgeClass, CategoryBytes, Holder, SizeClass};
 use super::host::HostFigures;
 use super::paste::Paste;
 use super::streams::StreamUse;
+use super::temporary::Temporary;
 use super::verdict::Verdict;
 use super::words::Choice;
 use stratalloc::config::Config;
@@ -147,6 +148,9 @@ pub struct Answer {
     pub growth: Option<StepGrowth>,
     /// The reason why no steps were found.
     pub no_steps: Option<&'static str>,
+    /// The blocks that are freed by the step that allocated them, by code; `null` without a history, or if
+    /// requests or frees were left out.
+    pub temporary: Option<Temporary>,
     /// The most important moment: the first failure, else the peak of live bytes, else the dump.
     pub causes: Option<MainCauses>,
     /// The holders at that moment.

@@ -25,11 +25,12 @@ use crate::recording::{Limit, Recording};
 use crate::words::no_steps;
 use marks::marked;
 use rows::RowSeries;
+pub(crate) use rows::{RowKey, key_of, labels};
 use series::{Course, kept};
 use steps::{STEPS_MIN, Steps};
 
 /// The steps of the program, and the code whose live bytes grow from step to step.
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct StepGrowth {
     /// The number of complete steps that were examined, at most 2,048: the last ones.
     pub steps: u64,
@@ -72,9 +73,21 @@ pub struct StepGrowth {
     /// The moments between the steps: the begin of the first one, and the end of each.
     #[serde(skip)]
     pub step_ends: Vec<u32>,
+    /// The bytes at each of these moments.
+    #[serde(skip)]
+    pub step_bytes: Vec<StepBytes>,
     /// Whether the moments are those of a replay, not of the recorded events.
     #[serde(skip)]
     pub is_of_replay: bool,
+}
+
+/// The live bytes at the end of a step, and in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepBytes {
+    /// The live bytes at its end.
+    pub live_bytes: u64,
+    /// The peak of live bytes in the step.
+    pub peak_bytes: u64,
 }
 
 /// The live bytes of one caller over the steps.
@@ -274,6 +287,7 @@ impl StepGrowth {
             live_at_ends: points(&live),
             sentence: String::new(),
             step_ends: Vec::new(),
+            step_bytes: step_bytes(&steps.ends, live_bytes),
             is_of_replay: false,
         };
         all.sentence = all.text(end);
@@ -293,8 +307,17 @@ fn frees(lives: &Lives, steps: &Steps, until: u32) -> bool {
 
 /// Returns the peak of live bytes in the last three steps.
 fn last_peak(steps: &Steps, live_bytes: &LiveBytes) -> u64 {
-    let last = steps.ends[steps.count().saturating_sub(3)]..=steps.ends[steps.count()];
-    last.map(|moment| live_bytes.at(moment)).max().unwrap_or(0)
+    live_bytes.peak(steps.ends[steps.count().saturating_sub(3)]..=steps.ends[steps.count()])
+}
+
+/// Returns the live bytes at the begin of the first step and at the end of each.
+fn step_bytes(ends: &[u32], live_bytes: &LiveBytes) -> Vec<StepBytes> {
+    let begins = ends.first().into_iter().chain(ends);
+    let at_end = |(&begin, &end): (&u32, &u32)| StepBytes {
+        live_bytes: live_bytes.at(end),
+        peak_bytes: live_bytes.peak(begin..=end),
+    };
+    begins.zip(ends).map(at_end).collect()
 }
 
 /// Returns at most [`POINTS`] numbers of a series, the first and the last among them.

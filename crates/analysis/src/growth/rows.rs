@@ -18,7 +18,7 @@ const SERIES_MAX: usize = 128;
 
 /// The code, or the size, that blocks have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum RowKey {
+pub(crate) enum RowKey {
     Code {
         caller: u32,
     },
@@ -93,7 +93,8 @@ pub(super) fn series(lives: &Lives, callers: &Callers<'_>, ends: &[u32]) -> Vec<
     series.collect()
 }
 
-fn key_of(lives: &Lives, callers: &Callers<'_>, block: &Block) -> RowKey {
+/// Returns the row of a block.
+pub(crate) fn key_of(lives: &Lives, callers: &Callers<'_>, block: &Block) -> RowKey {
     match block.stack {
         Some(stack) => RowKey::Code { caller: callers.of_stack(stack) },
         None if lives.lived_before(block) => RowKey::Before,
@@ -186,19 +187,23 @@ pub(super) fn labelled(
     lives: &Lives,
     callers: &Callers<'_>,
 ) -> Vec<GrowthRow> {
-    let code = |(_, key): &(_, RowKey)| match *key {
+    let keys: Vec<RowKey> = rows.iter().map(|(_, key)| *key).collect();
+    let rows = rows.into_iter().zip(labels(&keys, lives, callers));
+    rows.map(|((row, _), asked_for_by)| GrowthRow { asked_for_by, ..row }).collect()
+}
+
+/// Returns the label of each row: that of its code, or its size.
+pub(crate) fn labels(keys: &[RowKey], lives: &Lives, callers: &Callers<'_>) -> Vec<String> {
+    let code = |key: &RowKey| match *key {
         RowKey::Code { caller } => Some(caller),
         RowKey::Size { .. } | RowKey::Before => None,
     };
-    let labels = callers.labels_of(rows.iter().map(code));
-    let label = |((row, key), label): ((GrowthRow, RowKey), Option<String>)| {
-        let asked_for_by = match key {
-            RowKey::Size { each_bytes, stream } => {
-                size_label(each_bytes, lives.streams.items[stream as usize])
-            }
-            RowKey::Code { .. } | RowKey::Before => label.unwrap_or_default(),
-        };
-        GrowthRow { asked_for_by, ..row }
+    let codes = callers.labels_of(keys.iter().map(code));
+    let label = |(key, code): (&RowKey, Option<String>)| match *key {
+        RowKey::Size { each_bytes, stream } => {
+            size_label(each_bytes, lives.streams.items[stream as usize])
+        }
+        RowKey::Code { .. } | RowKey::Before => code.unwrap_or_default(),
     };
-    rows.into_iter().zip(labels).map(label).collect()
+    keys.iter().zip(codes).map(label).collect()
 }

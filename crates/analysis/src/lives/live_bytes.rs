@@ -36,9 +36,9 @@ impl LiveBytes {
         if at < self.low.len() { u64::try_from(self.number(at)).unwrap_or(0) } else { 0 }
     }
 
-    /// Returns the peak.
-    pub(crate) fn peak(&self) -> u64 {
-        (0..).take(self.low.len()).map(|moment| self.at(moment)).max().unwrap_or(0)
+    /// Returns the peak of these moments.
+    pub(crate) fn peak(&self, moments: impl Iterator<Item = u32>) -> u64 {
+        moments.map(|moment| self.at(moment)).max().unwrap_or(0)
     }
 
     fn change(&mut self, moment: u32, bytes: i64) {

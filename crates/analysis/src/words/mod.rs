@@ -6,6 +6,7 @@ mod graph_pools;
 mod growth;
 mod host;
 mod summary;
+mod temporary;
 mod totals;
 mod verdict;
 

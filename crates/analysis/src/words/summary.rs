@@ -285,5 +285,5 @@ fn bytes_of(rows: &[CodeHolder], is_one: &dyn Fn(u32) -> bool) -> u64 {
 fn peak_without(lives: &Lives, callers: &Callers<'_>, caller: u32) -> u64 {
     let is_other =
         |block: &Block| block.stack.is_none_or(|stack| callers.of_stack(stack) != caller);
-    LiveBytes::of(lives, is_other).peak()
+    LiveBytes::of(lives, is_other).peak(0..=lives.events)
 }
