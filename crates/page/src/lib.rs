@@ -29,6 +29,9 @@ const EVENTS_USUAL: u32 = 1_000_000;
 /// The bytes of each further event.
 const EVENT_BYTES: usize = 10;
 
+/// The answer is on the page if it needs at most this part of the page's bytes.
+const ANSWER_SHARE: usize = 10;
+
 /// The number of holders that the answers for a page should list.
 pub const HOLDERS: usize = 300;
 
@@ -68,12 +71,21 @@ fn sentence(remark: &str) -> String {
     first.unwrap_or_default() + signs.as_str() + "."
 }
 
+/// The data of one recording as JSON that was escaped for script elements.
+#[derive(Debug)]
+struct Sheet {
+    /// The data that the page draws.
+    drawn: String,
+    /// The answer, if there is space for it.
+    answer: Option<String>,
+}
+
 /// A page to which recordings are added.
 #[derive(Debug)]
 pub struct Report {
     /// The bytes of the page that each file may use.
     share_bytes: usize,
-    sheets: Vec<String>,
+    sheets: Vec<Sheet>,
     /// The number of recordings that did not fit on the page.
     pub left_out: usize,
 }
@@ -96,10 +108,13 @@ impl Report {
     pub fn add(&mut self, drawn: &Drawn<'_>) {
         let devices = drawn.answer.devices.len().max(1);
         let further = drawn.timeline.lives.events.saturating_sub(EVENTS_USUAL) as usize;
-        let most = self.share_bytes / devices + further * EVENT_BYTES;
-        let sheet = sheet::sheet(drawn, most);
+        let share_bytes = self.share_bytes / devices + further * EVENT_BYTES;
+        let answer = sheet::escaped(&serde_json::to_string(drawn.answer).unwrap_or_default());
+        let answer = Some(answer).filter(|answer| answer.len() <= share_bytes / ANSWER_SHARE);
+        let used_bytes = answer.as_ref().map_or(0, String::len);
+        let sheet = sheet::sheet(drawn, share_bytes - used_bytes);
         self.left_out += usize::from(sheet.is_none());
-        self.sheets.extend(sheet);
+        self.sheets.extend(sheet.map(|drawn| Sheet { drawn, answer }));
     }
 
     /// Returns the page as HTML.

@@ -3,10 +3,12 @@
 //! forbids all network requests. The scripts draw the flame graph themselves, so that it has the same
 //! colours and keyboard control as the rest of the page.
 
+use super::Sheet;
+
 const PAGE: &str = include_str!("page/page.html");
 pub(super) const STYLE: &str = include_str!("page/style.css");
 /// The scripts, each after those that it depends on.
-const SCRIPTS: [&str; 15] = [
+const SCRIPTS: [&str; 22] = [
     include_str!("page/data.js"),
     include_str!("page/tools.js"),
     include_str!("page/layers.js"),
@@ -17,8 +19,15 @@ const SCRIPTS: [&str; 15] = [
     include_str!("page/segments.js"),
     include_str!("page/blocks.js"),
     include_str!("page/holders.js"),
+    include_str!("page/range.js"),
+    include_str!("page/flames.js"),
+    include_str!("page/steps.js"),
+    include_str!("page/temporary.js"),
     include_str!("page/needs.js"),
     include_str!("page/devices.js"),
+    include_str!("page/compare.js"),
+    include_str!("page/svg.js"),
+    include_str!("page/keep.js"),
     include_str!("page/advice.js"),
     include_str!("page/account.js"),
     include_str!("page/main.js"),
@@ -38,12 +47,14 @@ pub(crate) fn drawing_scripts() -> String {
     SCRIPTS[..7].concat()
 }
 
-/// Returns a page with these recordings. Each recording is JSON that was escaped for a script element.
-pub(crate) fn page(sheets: &[String]) -> String {
+/// Returns a page with these recordings.
+pub(crate) fn page(sheets: &[Sheet]) -> String {
     let mut data = String::new();
     for sheet in sheets {
         data.push_str("<script type=\"application/json\" class=\"recording\">");
-        data.push_str(sheet);
+        data.push_str(&sheet.drawn);
+        data.push_str("</script>\n<script type=\"application/json\" class=\"answer\">");
+        data.push_str(sheet.answer.as_deref().unwrap_or("null"));
         data.push_str("</script>\n");
     }
     let version = env!("CARGO_PKG_VERSION");

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 
 use super::Drawn;
-use super::growth::GrowthData;
+use super::growth::{GrowthData, StepsData, temporary};
 use super::layers::LayersData;
 use super::rows::{Kept, PageLimits, listed_failures};
 use super::stacks::{LIVED_BEFORE, StackData, StackTable};
@@ -16,7 +16,7 @@ use stratalloc::ids::PoolId;
 use stratalloc_analysis::lives::{COLUMNS, FailedRequest, Lives, Numbered, Peak};
 use stratalloc_analysis::{
     Answer, Callers, CategoryBytes, Causes, CausesColumn, Choice, Compared, Curve, Holder, Layers,
-    MomentCauses, MomentFigures, Setting, Timeline, counted_as, points, totals_rows,
+    MomentCauses, MomentFigures, Setting, Temporary, Timeline, counted_as, points, totals_rows,
 };
 use stratalloc_recording::{Annotation, DeviceFigures, NoHistory, Owner, StackId};
 
@@ -62,6 +62,8 @@ struct Sheet<'a> {
     headline: HeadlineData<'a>,
     advice: AdviceData<'a>,
     growth: Option<GrowthData<'a>>,
+    steps: Option<StepsData<'a>>,
+    temporary: Option<Temporary>,
     needs: NeedsData<'a>,
 }
 
@@ -316,6 +318,8 @@ fn as_text(
         headline: HeadlineData { memory: &answer.memory, code: &answer.code },
         advice: advice(answer),
         growth: GrowthData::of(answer),
+        steps: StepsData::of(drawn),
+        temporary: temporary(answer, detail.holders, |text| cut(text, detail.texts)),
         needs: needs(drawn),
     };
     (escaped(&serde_json::to_string(&sheet).unwrap_or_default()), kept.is_short())

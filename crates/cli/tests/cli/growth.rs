@@ -4,7 +4,7 @@ use super::made::{MIB, Made};
 use super::{Folder, ok, report};
 
 /// Writes the recording of a program that keeps 12 MiB of each of 20 steps, and returns its path.
-fn leak(folder: &Folder, kept_mib: u64) -> String {
+pub(super) fn leak(folder: &Folder, kept_mib: u64) -> String {
     let mut made = Made::default();
     made.segment(0, 400 * MIB);
     let mut next = 150 * MIB;

@@ -4,6 +4,7 @@ mod browser;
 mod large;
 mod made;
 mod slider;
+mod views;
 
 use super::*;
 

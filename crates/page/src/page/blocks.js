@@ -4,8 +4,8 @@
 /// chosen block.
 const LARGEST = 10, BESIDE = 5;
 
-/// Returns all parts of the address range of a segment in address order, with the heap and the segment of each.
-/// The range of an expandable segment has unmapped parts.
+/// Returns all parts of the address range of a segment in address order, with the heap and the segment of
+/// each. The range of an expandable segment has unmapped parts.
 function partsAround(heap, { whole }) {
   return heap.bars.filter((bar) => bar.whole === whole).flatMap((segment) => segment.parts.map((part) => ({ heap, segment, part })));
 }

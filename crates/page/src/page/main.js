@@ -27,7 +27,7 @@ function showAddress() {
   if (rest > 0) { address.waits = setTimeout(showAddress, rest); return; }
   address.written = performance.now();
   const which = recordings.length > 1 ? `recording=${recordings.indexOf(state.recording)}&` : "";
-  history.replaceState(null, "", `#${which}moment=${state.moment}`);
+  history.replaceState(null, "", `#${which}moment=${state.moment}${viewText()}`);
 }
 
 /// Returns the recording and the moment that the address contains, if any.
@@ -49,6 +49,7 @@ function firstMoment(recording) {
 function show(recording, moment = firstMoment(recording)) {
   Object.assign(state, { recording, from: 0, to: 1, block: NOTHING, wide: 1, range: null, way: firstWay(recording) });
   byId("timeline-range").textContent = "";
+  forgetViews();
   if (!recording.has_times) state.axis = "events";
   byId("title").textContent = recordings.length > 1 ? "stratalloc report" : `stratalloc report: ${recording.name}`;
   document.title = `${recording.name}: stratalloc report`;
@@ -57,12 +58,13 @@ function show(recording, moment = firstMoment(recording)) {
   showAccount();
   // A file with totals only has nothing to draw.
   const isTotals = recording.totals.length > 0;
-  for (const panel of ["timeline", "segments", "holders", "needs"]) byId(panel).hidden = isTotals;
+  for (const panel of ["timeline", "segments", "steps", "holders", "temporary", "needs", "compare"]) byId(panel).hidden = isTotals;
   if (isTotals) return;
   showJumps();
   showHolders();
   showNeeds();
   choose(moment);
+  showViews();
 }
 
 function redraw() {
@@ -71,6 +73,8 @@ function redraw() {
   drawSegments();
   drawFlames(flames.top);
   drawNeeds();
+  drawSteps();
+  drawComparison();
 }
 
 function begin() {
@@ -82,26 +86,32 @@ function begin() {
   setUpTimeline();
   setUpSegments();
   setUpNeeds();
+  setUpSteps();
   byId("flames").addEventListener("keydown", flameKeys);
+  const { hash } = location;
   const { recording = recordings[0], moment } = addressed();
   select.value = String(recordings.indexOf(recording));
   show(recording, moment);
+  restoreView(hash);
+  for (const used of ["click", "change", "input", "keyup", "pointerup", "wheel"]) addEventListener(used, showAddress, { passive: true });
   // A link to a panel only scrolls. It must not replace the recording and moment in the address.
   document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", (event) => {
     event.preventDefault();
     document.querySelector(link.getAttribute("href")).scrollIntoView();
   }));
   addEventListener("hashchange", () => {
+    const { hash } = location;
     const { recording, moment } = addressed();
     if (!recording) return;
     select.value = String(recordings.indexOf(recording));
     if (recording === state.recording && recording.totals.length === 0) choose(moment); else show(recording, moment);
+    restoreView(hash);
   });
   let waits = 0;
   addEventListener("resize", () => { clearTimeout(waits); waits = setTimeout(redraw, 60); });
   scheme.addEventListener("change", () => {
     if (state.recording.totals.length > 0) return;
-    showJumps(); showLegend(); showNeeds(); redraw();
+    showJumps(); showLegend(); showNeeds(); showComparison(); redraw();
   });
 }
 

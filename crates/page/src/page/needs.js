@@ -1,7 +1,7 @@
 // Shows the need of the recording under several settings, and how much memory each setting reserves.
 
-/// Returns the value to set and the allocator that accepts it. The string that was replayed may have keys that
-/// PyTorch lacks.
+/// Returns the value to set and the allocator that accepts it. The string that was replayed may have keys
+/// that PyTorch lacks.
 const settingName = (row) => (row.recorded ? "as recorded: " : "") + (row.paste.replace(/^\w+=/, "") || "(default)") +
   (row.paste_for.startsWith("PyTorch") ? " in PyTorch" : "") + (row.is_model ? " (a model)" : "");
 
@@ -15,21 +15,23 @@ function showNeeds() {
     byId("needs-table").replaceChildren(element("p", {}, needs.missing || "Nothing was searched."));
     return;
   }
+  const largest = Math.max(1, ...rows.map((row) => row.needs_bytes ?? 0));
+  const needBar = (row) => element("div", { class: "share", "aria-hidden": "true" }, element("i", { style: { width: `${100 * (row.needs_bytes ?? 0) / largest}%`, background: `var(--${row.is_model ? "frame" : "live"})` } }));
   const valueOrDash = (number) => number == null ? "-" : grouped(number);
   const least = Math.min(...rows.filter((row) => !row.is_model).map((row) => row.needs_bytes ?? Infinity));
   const best = rows.findIndex((row) => !row.is_model && row.needs_bytes === least);
   state.strong = new Set(rows.map((row, at) => at).filter((at) => at === best || rows[at].recorded || rows[at].asked));
   const cells = rows.map((row, at) => ({
     strong: at === best, act: () => { if (!state.strong.delete(at)) state.strong.add(at); drawNeeds(); },
-    cells: [element("span", { class: "key" }, element("b", { style: { background: hue(at) } }, String(at + 1)), settingName(row)),
-      row.needs_bytes == null ? "no device suffices" : needed(row.needs_bytes) + withLuck(row), valueOrDash(row.retries), valueOrDash(row.device_calls),
+    cells: [element("span", { class: "key" }, element("i", { class: "swatch", "aria-hidden": "true", style: { background: hue(at) } }), element("b", {}, String(at + 1)), settingName(row)),
+      row.needs_bytes == null ? "no device suffices" : needed(row.needs_bytes) + withLuck(row), needBar(row), valueOrDash(row.retries), valueOrDash(row.device_calls),
       row.device_ms == null ? "-" : row.device_ms.toFixed(1), bytes(row.reserved_unlimited_bytes)],
   }));
-  byId("needs-table").replaceChildren(table([["configuration", true], ["needs", false], ["retries", false], ["device calls", false],
+  byId("needs-table").replaceChildren(table([["configuration", true], ["needs", false], ["", true], ["retries", false], ["device calls", false],
     ["device ms", false], ["reserved without a limit", false]], cells));
   byId("needs-bar").replaceChildren(choice("each", [["at_need", "on the smallest device where it runs"], ["unlimited", "without a limit"]],
     () => state.curve, (curve) => { state.curve = curve; drawNeeds(); }),
-    choice("height", [["auto", "where they differ"], ["all", "from 0"]], () => state.floor, (floor) => { state.floor = floor; drawNeeds(); }));
+    choice("height", [["all", "from 0"], ["auto", "where they differ"]], () => state.floor, (floor) => { state.floor = floor; drawNeeds(); }));
   rows.forEach((row) => { row.curves ||= { at_need: summed(row.at_need), unlimited: summed(row.unlimited) }; });
   drawNeeds();
 }
@@ -55,6 +57,16 @@ function besides(heights, apart, bottom) {
   order.forEach((at, place) => { if (place) placed[at] = Math.max(placed[at], placed[order[place - 1]] + apart); });
   order.reverse().forEach((at, place) => { placed[at] = Math.min(placed[at], place ? placed[order[place - 1]] - apart : bottom); });
   return placed;
+}
+
+/// Marks an axis that does not begin at zero.
+function drawBreak(pen, x, y, lowest) {
+  pen.strokeStyle = pen.fillStyle = colour("limit");
+  pen.beginPath();
+  [[0, 0], [-5, -4], [5, -8], [-5, -12], [5, -16], [0, -20]].forEach(([dx, dy]) => pen.lineTo(x + dx, y + dy));
+  pen.stroke();
+  pen.textAlign = "left";
+  pen.fillText(`cut off below ${bytes(lowest)}`, x + 10, y - 6);
 }
 
 function drawNeeds() {
@@ -102,7 +114,8 @@ function drawNeeds() {
     pen.fillText(String(at + 1), left + inner + 20, labels[at] + 4);
   }
   pen.globalAlpha = 1;
-  byId("needs-text").textContent = lowest > 0 ? `The picture begins at ${bytes(lowest)}.` : "";
+  if (lowest > 0) drawBreak(pen, left, top + tall, lowest);
+  byId("needs-text").textContent = lowest > 0 ? `The picture begins at ${bytes(lowest)}, not at 0.` : "";
   legend("needs-legend", needs.rows.map((row, at) => [`${at + 1}: ${settingName(row)}`, hue(at)]));
 }
 

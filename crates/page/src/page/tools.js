@@ -62,6 +62,7 @@ function hue(number, pale = false) {
 /// Returns the drawing context of a canvas that was cleared and has the resolution of the screen.
 function cleared(canvas, height) {
   const ratio = window.devicePixelRatio || 1;
+  if (recorder?.canvas === canvas) return { pen: recorder.begin(), width: canvas.clientWidth, height: height || canvas.clientHeight };
   if (height) canvas.style.height = `${height}px`;
   const width = canvas.clientWidth;
   const tall = height || canvas.clientHeight;
@@ -91,27 +92,25 @@ function legend(id, items) {
 
 /// Returns a group of buttons, of which exactly one is pressed.
 function choice(name, options, chosen, choose) {
-  const buttons = options.map(([value, text]) => element("button", {
-    type: "button", "aria-pressed": String(value === chosen()), "data-value": value,
-    onclick: () => {
-      choose(value);
-      buttons.forEach((button, at) => button.setAttribute("aria-pressed", String(options[at][0] === chosen())));
-    },
-  }, text));
-  return element("span", { class: "group", role: "group", "aria-label": name }, element("span", {}, name), ...buttons);
+  const buttons = options.map(([value, text]) => element("button", { type: "button", "data-value": value, onclick: () => { choose(value); refresh(); } }, text));
+  const refresh = () => buttons.forEach((button, at) => button.setAttribute("aria-pressed", String(options[at][0] === chosen())));
+  refresh();
+  const group = element("span", { class: "group", role: "group", "aria-label": name }, element("span", {}, name), ...buttons);
+  return Object.assign(group, { refresh });
 }
 
 const press = (text, label, act) => element("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
 
-/// Returns a table. Columns are [heading, is text]; cells are texts or elements.
+/// Returns a table. Columns are [heading, is text]; cells are texts or elements. In a narrow window a row is
+/// shown as lines, each figure with its heading. The roles keep it a table for screen readers then.
 function table(columns, rows) {
-  const cell = (kind, content, at) => element(kind, { class: columns[at][1] ? "text" : null }, content);
-  const head = element("tr", {}, ...columns.map(([name], at) => cell("th", name, at)));
-  const body = rows.map(({ cells, strong, act }) => element("tr", {
+  const cell = (kind, content, at, more) => element(kind, { class: columns[at][1] ? "text" : null, ...more }, content);
+  const head = element("tr", { role: "row" }, ...columns.map(([name], at) => name === "" ? cell("td", name, at, { role: "cell" }) : cell("th", name, at, { scope: "col", role: "columnheader" })));
+  const body = rows.map(({ cells, strong, act }) => element("tr", { role: "row",
     class: [strong ? "strong" : "", act ? "clickable" : ""].join(" ").trim() || null, tabindex: act ? "0" : null,
     onclick: act || (() => {}), onkeydown: (event) => { if (act && event.key === "Enter") act(); },
-  }, ...cells.map((content, at) => cell("td", content, at))));
-  return element("div", { class: "table" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...body)));
+  }, ...cells.map((content, at) => cell("td", content, at, { role: "cell", "data-head": columns[at][0] || null }))));
+  return element("div", { class: "table" }, element("table", { role: "table" }, element("thead", { role: "rowgroup" }, head), element("tbody", { role: "rowgroup" }, ...body)));
 }
 
 /// Returns a file's path without the folder that contains all files of the program. For a library's
@@ -186,6 +185,10 @@ function blockTip(recording, at, moment) {
 
 /// The state of the page: the recording, the moment, and how they are drawn.
 const state = { recording: null, moment: 0, from: 0, to: 1, axis: "events", scale: "reserved", way: "block", by: "state", wide: 1,
-  block: NOTHING, holders: "0", allFrames: false, search: "", curve: "at_need", floor: "auto", strong: new Set(),
+  block: NOTHING, holders: "0", allFrames: false, search: "", curve: "at_need", floor: "all", strong: new Set(),
   // The chosen range: `null`, or its first and last moment.
-  range: null };
+  range: null,
+  // The blocks of the range that are shown, and the order of the temporary ones.
+  rangeWay: "allocated", temporaryOrder: "requested_bytes",
+  // The other recording of a comparison, and the moments of both.
+  second: 0, left: "0", right: "0" };

@@ -51,8 +51,8 @@ const WATCH: &str = "<head><script>var problems = [];\
 /// The window in which a page is shown.
 #[derive(Clone, Copy)]
 pub(super) struct Window {
-    width: u32,
-    is_dark: bool,
+    pub(super) width: u32,
+    pub(super) is_dark: bool,
 }
 
 pub(super) const USUAL: Window = Window { width: 1280, is_dark: false };
@@ -70,6 +70,29 @@ pub(super) fn opened(
     window: Window,
     script: &str,
 ) -> Value {
+    shown(browser, folder, page, window, script, "--timeout=120000")
+}
+
+/// Does the same, and waits for a script that goes on after the page has loaded.
+pub(super) fn awaited(
+    browser: &Path,
+    folder: &Folder,
+    page: &str,
+    window: Window,
+    script: &str,
+) -> Value {
+    shown(browser, folder, page, window, script, "--virtual-time-budget=60000")
+}
+
+/// `until` is the option that limits the time of the browser.
+fn shown(
+    browser: &Path,
+    folder: &Folder,
+    page: &str,
+    window: Window,
+    script: &str,
+    until: &str,
+) -> Value {
     let page = std::fs::read_to_string(page).expect("the page was written");
     let copy = page.replacen("<head>", WATCH, 1);
     let exercise = format!("<script>{script}</script></body>");
@@ -84,7 +107,7 @@ pub(super) fn opened(
     let path = folder.file("frame.html", &frame);
     let output = Command::new(browser)
         .args(["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--dump-dom"])
-        .args(["--disable-background-networking", "--enable-logging=stderr", "--timeout=120000"])
+        .args(["--disable-background-networking", "--enable-logging=stderr", until])
         .arg("--disable-dev-shm-usage")
         .arg(format!("--window-size={},900", width.max(500)))
         .arg(format!("--blink-settings=preferredColorScheme={}", u8::from(!is_dark)))
