@@ -23,7 +23,7 @@ function holdersOf(recording, places, ageOf) {
   const last = (row) => byStack && row.stack < 0 ? -row.stack : 0;
   const list = [...found.values()].sort((a, b) => last(a) - last(b) || b.bytes - a.bytes);
   const sum = (name) => list.reduce((all, row) => all + row[name], 0);
-  return { bytes: sum("bytes"), blocks: sum("blocks"), by_stack: byStack, list, rest_bytes: 0, rest_blocks: 0 };
+  return { bytes: sum("bytes"), blocks: sum("blocks"), by_stack: byStack, list, places, rest_bytes: 0, rest_blocks: 0 };
 }
 
 /// Selects the blocks that live at a moment. Their ages are in requests; those of blocks from before the
@@ -65,16 +65,28 @@ function drawHolders() {
     + (holders.by_stack ? "; callers are on top, the program's own code is blue." : "; the events have no stacks, so this is by stream and size.");
   byId("holders-missing").textContent = holders.range ? missingInRange(recording, holders.range, state.rangeWay) : "";
   drawHoldersTable(holders);
-  drawCategories(holders.range ? null
-    : recording.holders.find(({ moment }) => moment != null && moment === holders.moment) || recording.holders[Number(state.holders)] || recording.holders[0]);
+  const listed = holders.range ? undefined : recording.holders[Number(state.holders)] || recording.holders.find(({ moment }) => moment != null && moment === holders.moment);
+  drawCategories(listed || { ...holders, categories: categoriesOf(recording, holders.places), categories_sentence: "" });
+}
+
+/// Returns the bytes and blocks of each category among some rows.
+function categoriesOf(recording, places) {
+  const { blocks, layers: { category: names } } = recording;
+  const found = new Map();
+  for (const at of names.length ? places : []) {
+    const category = names[blocks.category[at]] ?? "small blocks together";
+    const row = found.get(category) || { category, requested_bytes: 0, blocks: 0 };
+    row.requested_bytes += blocks.requested[at];
+    row.blocks += blocks.count[at];
+    found.set(category, row);
+  }
+  return [...found.values()];
 }
 
 /// Shows the live bytes by category at one of the moments that the data lists.
-function drawCategories(listed) {
-  if (!listed) { byId("categories").replaceChildren(); return; }
-  const { name, bytes: all, categories, categories_sentence: sentence } = listed;
+function drawCategories({ name, bytes: all, range, categories, categories_sentence: sentence }) {
   const rows = [...categories].sort((a, b) => b.requested_bytes - a.requested_bytes).map(({ category, requested_bytes: size, blocks }) => ({ cells: [bytes(size), percent(size, all), grouped(blocks), withSwatch(state.recording, "category", category)] }));
-  byId("categories").replaceChildren(...(rows.length ? [element("h3", {}, `By category, at the ${name}`),
+  byId("categories").replaceChildren(...(rows.length ? [element("h3", {}, range ? "By category, in the range" : `By category, at ${/^the /.test(name) ? name : `the ${name}`}`),
     table([["bytes", false], ["share", false], ["blocks", false], ["category", true]], rows),
     element("p", { class: "quiet" }, `A category is shown where the stack or the lives of the blocks leave no doubt. ${sentence}`)] : []));
 }

@@ -26,8 +26,9 @@ function useRanges(recording) {
     }
     for (const way of ["allocated", "freed", "lived"]) {
       const isPressed = pressIn("holders-range", way) === "true";
-      const { bytes, blocks } = holdersNow(recording);
-      found.push({ range: state.range, way, bytes, blocks, isPressed, text: byId("flames-text").textContent, missing: byId("holders-missing").textContent,
+      const { bytes, blocks, places } = holdersNow(recording);
+      const categories = categoriesOf(recording, places).reduce((all, row) => all + row.requested_bytes, 0);
+      found.push({ range: state.range, way, bytes, blocks, isByCategory: recording.layers.category.length === 0 || categories === bytes, isPressed, text: byId("flames-text").textContent, missing: byId("holders-missing").textContent,
         flames: byId("flames").children.length, rows: byId("holders-table").querySelectorAll("tbody tr").length, csv: csvText(TABLES.holders(recording)).split("\r\n").length });
     }
   }
