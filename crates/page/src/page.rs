@@ -8,7 +8,7 @@ use super::Sheet;
 const PAGE: &str = include_str!("page/page.html");
 pub(super) const STYLE: &str = include_str!("page/style.css");
 /// The scripts, each after those that it depends on.
-const SCRIPTS: [&str; 22] = [
+const SCRIPTS: [&str; 23] = [
     include_str!("page/data.js"),
     include_str!("page/tools.js"),
     include_str!("page/layers.js"),
@@ -16,6 +16,7 @@ const SCRIPTS: [&str; 22] = [
     include_str!("page/paint.js"),
     include_str!("page/timeline.js"),
     include_str!("page/pointer.js"),
+    include_str!("page/layout.js"),
     include_str!("page/segments.js"),
     include_str!("page/blocks.js"),
     include_str!("page/holders.js"),
@@ -45,6 +46,12 @@ pub(crate) fn frame_bytes() -> usize {
 #[cfg(test)]
 pub(crate) fn drawing_scripts() -> String {
     SCRIPTS[..7].concat()
+}
+
+/// Returns all scripts but the one that shows the page, for tests.
+#[cfg(test)]
+pub(crate) fn scripts_but_last() -> String {
+    SCRIPTS[..SCRIPTS.len() - 1].concat()
 }
 
 /// Returns a page with these recordings.

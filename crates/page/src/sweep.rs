@@ -81,7 +81,8 @@ fn row(
     let class = if worst == Some(group.analysed) { " class=\"strong\"" } else { "" };
     let count = grouped(group.members.len() as u64);
     format!(
-        "<tr{class}><td>{count}</td><td>{needs}</td><td>{best}</td>{text}<td class=\"text\">\
+        "<tr{class}><td data-head=\"recordings\">{count}</td><td data-head=\"needs MiB\">{needs}</td>\
+         <td data-head=\"at best MiB\">{best}</td>{text}<td class=\"text\">\
          {difference}<details><summary>{}</summary>{named}{more}</details></td></tr>\n",
         escaped(&names[group.analysed])
     )

@@ -1,5 +1,7 @@
 //! Checks that a page shows exactly the recorded data.
 
+mod views;
+
 use super::rows::{Kept, PageLimits};
 use super::sheet::escaped;
 use super::*;

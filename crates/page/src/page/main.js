@@ -14,6 +14,7 @@ function choose(moment) {
   sayBlock();
   byId("timeline-text").textContent = `Chosen: ${when(recording, state.moment)}: ${bytesText(bytesAt(recording, state.moment))}.`;
   if (state.holders === "now") drawHolders();
+  if (state.left === "now" || state.right === "now") showComparison();
   showAddress();
 }
 
