@@ -71,10 +71,10 @@ function showFacts(recording) {
 function causesOf({ name, sentence, causes, all, heaps }) {
   const total = all.reduce((sum, number) => sum + number, 0);
   const shown = causes.map((cause, at) => at).filter((at) => all[at] > 0);
-  const bar = (numbers, of) => shown.map((at) => element("i", { style: { width: `${100 * numbers[at] / Math.max(1, of)}%`, background: `var(--${CAUSE_COLOURS[at]})` },
+  const bar = (numbers, of) => shown.map((at) => element("i", { style: { width: `${100 * numbers[at] / Math.max(1, of)}%`, background: painted(CAUSE_COLOURS[at]) },
     title: `${causes[at]}: ${bytes(numbers[at])}` }));
   const keys = element("div", { class: "legend" }, ...shown.map((at) => element("span", {},
-    element("i", { style: { background: `var(--${CAUSE_COLOURS[at]})` } }), `${causes[at]}: ${bytes(all[at])} (${percent(all[at], total)})`)));
+    element("i", { style: { background: painted(CAUSE_COLOURS[at]) } }), `${causes[at]}: ${bytes(all[at])} (${percent(all[at], total)})`)));
   const largest = Math.max(1, ...heaps.map(([, numbers]) => numbers.reduce((sum, number) => sum + number, 0)));
   const rows = heaps.slice(0, 16).map(([heap, numbers, free]) => {
     const sum = numbers.reduce((all, number) => all + number, 0);

@@ -122,6 +122,17 @@ function needText({ needs }) {
   return need == null ? "-" : needed(need);
 }
 
+/// Returns the most bytes in each of `count` equal parts of a recording.
+function mostOver({ column: { start }, events }, bytesOf, count) {
+  const most = new Float64Array(count);
+  bytesOf.forEach((number, at) => {
+    const place = (moment) => Math.min(count - 1, Math.floor(moment / (events + 1) * count));
+    const last = at + 1 < start.length ? start[at + 1] - 1 : events;
+    for (let part = place(start[at]); part <= place(last); part++) most[part] = Math.max(most[part], number);
+  });
+  return most;
+}
+
 /// Draws live and reserved bytes of both recordings beside each other, at one scale.
 function drawComparison() {
   const sides = comparedSides();
@@ -129,30 +140,24 @@ function drawComparison() {
   const { pen, width, height } = cleared(byId("compare-canvas"));
   const [left, top, bottom, gap] = [76, 22, 8, 20];
   const wide = (width - left - gap - 12) / 2, tall = height - top - bottom;
+  const columns = Math.max(1, Math.floor(wide));
   const most = Math.max(1, ...sides.map(({ recording: { column } }) => column.reserved_max.reduce((all, number) => Math.max(all, number), 0))) * 1.03;
   const yOf = (number) => top + tall - number / most * tall;
-  pen.textAlign = "right";
-  pen.fillStyle = colour("quiet");
-  pen.strokeStyle = colour("line");
-  for (const mib of ticks(0, most / 1048576, 4)) {
-    const y = yOf(mib * 1048576);
-    pen.beginPath(); pen.moveTo(left, y); pen.lineTo(width - 12, y); pen.stroke();
-    pen.fillText(`${mib < 1 ? mib : grouped(mib)} MiB`, left - 6, y + 4);
-  }
+  drawByteAxis(pen, left, width - 12, 0, most, yOf);
   pen.textAlign = "left";
   sides.forEach(({ recording, moment }, side) => {
-    const { column: { start, live_max: live, reserved_max: reserved }, events } = recording;
+    const { column: { live_max: live, reserved_max: reserved }, events } = recording;
     const x0 = left + side * (wide + gap);
-    const xOf = (at) => x0 + (at < start.length ? start[at] : events) / Math.max(1, events) * wide;
+    const stairs = (list) => list.forEach((number, x) => { pen.lineTo(x0 + x, yOf(number)); pen.lineTo(x0 + x + 1, yOf(number)); });
     pen.fillStyle = colour("live");
     pen.beginPath();
     pen.moveTo(x0, yOf(0));
-    live.forEach((number, at) => { pen.lineTo(xOf(at), yOf(number)); pen.lineTo(xOf(at + 1), yOf(number)); });
-    pen.lineTo(xOf(start.length), yOf(0));
+    stairs(mostOver(recording, live, columns));
+    pen.lineTo(x0 + columns, yOf(0));
     pen.fill();
     pen.strokeStyle = colour("frame");
     pen.beginPath();
-    reserved.forEach((number, at) => { pen.lineTo(xOf(at), yOf(number)); pen.lineTo(xOf(at + 1), yOf(number)); });
+    stairs(mostOver(recording, reserved, columns));
     pen.stroke();
     pen.strokeStyle = colour("accent");
     const x = x0 + moment / Math.max(1, events) * wide;

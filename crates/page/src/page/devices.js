@@ -5,7 +5,7 @@ function showDevices(recording) {
   const { devices, devices_sentence: sentence } = recording;
   if (!sentence) { byId("devices").replaceChildren(); return; }
   const most = Math.max(1, ...devices.map((one) => one.reserved_peak_bytes));
-  const part = (colour, size) => element("i", { style: { width: `${100 * size / most}%`, background: `var(--${colour})` } });
+  const part = (colour, size) => element("i", { style: { width: `${100 * size / most}%`, background: painted(colour) } });
   const rows = devices.map((one) => {
     const live = Math.min(one.live_peak_bytes, one.reserved_peak_bytes);
     const name = one.device === recording.device ? element("b", {}, `device ${one.device}, shown`) : `device ${one.device}`;

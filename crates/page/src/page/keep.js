@@ -1,12 +1,12 @@
 // What a reader keeps: a picture as PNG or SVG, a table as CSV, the answer as JSON, and the address of the
 // view.
 
-/// Draws into an SVG instead of one canvas, while it is set.
+/// Takes the place of one canvas, while it is set.
 let recorder = null;
 
 /// The pictures: their title, their canvas and the function that draws it, or a function that paints.
 const PICTURES = {
-  timeline: { title: "Bytes over time", canvas: "timeline-canvas", legend: "timeline-legend", draw: () => drawTimeline() },
+  timeline: { title: "Memory over time", canvas: "timeline-canvas", legend: "timeline-legend", isPixels: true, draw: () => drawTimeline() },
   segments: { title: "Segments", canvas: "segments-canvas", legend: "segments-legend", draw: () => drawSegments() },
   steps: { title: "Live bytes by step", canvas: "steps-canvas", legend: "steps-legend", draw: () => drawSteps() },
   holders: { title: "Holders", text: "flames-text", box: "flames", draw: (pen) => paintFlames(pen) },
@@ -67,11 +67,24 @@ function saveFile(what, ending, blob) {
   setTimeout(() => URL.revokeObjectURL(url), 60000);
 }
 
+/// Draws a mark of a legend with its hatch, which its style has as gradients.
+function paintMark(pen, { colour: plain, hatch }, x, y) {
+  pen.fillStyle = plain;
+  pen.fillRect(x, y, 12, 12);
+  pen.strokeStyle = pen.fillStyle = "rgba(0, 0, 0, 0.5)";
+  const lines = { "135deg": [[0, 6, 6, 0], [0, 12, 12, 0], [6, 12, 12, 6]], "45deg": [[6, 0, 12, 6], [0, 0, 12, 12], [0, 6, 6, 12]],
+    "0deg": [[0, 4, 12, 4], [0, 8, 12, 8]], "90deg": [[4, 0, 4, 12], [8, 0, 8, 12]] };
+  pen.beginPath();
+  for (const [angle] of hatch.matchAll(/\d+deg/g)) for (const [x0, y0, x1, y1] of lines[angle] || []) { pen.moveTo(x + x0, y + y0); pen.lineTo(x + x1, y + y1); }
+  pen.stroke();
+  if (hatch.includes("radial")) for (const dx of [2, 6, 10]) for (const dy of [2, 6, 10]) pen.fillRect(x + dx - 1, y + dy - 1, 1.5, 1.5);
+}
+
 /// Returns the items of a legend as texts and colours.
 function legendItems(id) {
   if (!id) return [];
   const textOf = (mark) => [...mark.parentElement.childNodes].filter((node) => node !== mark).map((node) => node.textContent).join(" ");
-  return [...byId(id).querySelectorAll("i")].map((mark) => ({ text: textOf(mark), colour: getComputedStyle(mark).backgroundColor }));
+  return [...byId(id).querySelectorAll("i")].map((mark) => ({ text: textOf(mark), colour: getComputedStyle(mark).backgroundColor, hatch: getComputedStyle(mark).backgroundImage }));
 }
 
 const PICTURE = { side: 14, title: 46, row: 18 };
@@ -93,8 +106,7 @@ function paintPicture(pen, { title, text, legend: id }, width, height, inner) {
   for (const item of legendItems(id)) {
     const wide = 26 + item.text.length * 6.6;
     if (x > PICTURE.side && x + wide > width) { x = PICTURE.side; y += PICTURE.row; }
-    pen.fillStyle = item.colour;
-    pen.fillRect(x, y - 10, 12, 12);
+    paintMark(pen, item, x, y - 10);
     pen.fillStyle = colour("quiet");
     pen.fillText(item.text, x + 17, y);
     x += wide;
@@ -113,6 +125,14 @@ function pictureHeight(id, width, height) {
 
 const sizeOf = ({ canvas, box }) => { const shown = byId(canvas || box); return [shown.clientWidth, box ? shown.scrollHeight : shown.clientHeight]; };
 
+/// Draws a picture with another pen than that of its canvas.
+function drawnWith(pen, picture) {
+  if (picture.box) return picture.draw(pen);
+  pen.font = "12px system-ui, sans-serif";
+  recorder = { canvas: byId(picture.canvas), begin: () => pen };
+  try { picture.draw(); } finally { recorder = null; }
+}
+
 /// Returns a picture as the text of an SVG file. What the pen for an SVG lacks, such as a pattern, is put in
 /// as pixels.
 function pictureSvg(which) {
@@ -121,11 +141,7 @@ function pictureSvg(which) {
   const pen = svgPen();
   paintPicture(pen, picture, width, height, (x, y) => {
     const part = svgPen();
-    if (picture.box) picture.draw(part);
-    else {
-      recorder = { canvas: byId(picture.canvas), begin: () => { part.font = "12px system-ui, sans-serif"; return part; } };
-      try { picture.draw(); } finally { recorder = null; }
-    }
+    drawnWith(part, picture);
     pen.moved(x, y, () => {
       if (!part.isLacking) pen.parts.push(...part.parts);
       else pen.parts.push(`<image width="${rounded(width)}" height="${rounded(height)}" href="${byId(picture.canvas).toDataURL()}"/>`);
@@ -143,10 +159,10 @@ function pictureCanvas(which) {
   const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
   paintPicture(pen, picture, width, height, (x, y) => {
-    if (picture.canvas) return pen.drawImage(byId(picture.canvas), x, y, width, height);
+    if (picture.isPixels) return pen.drawImage(byId(picture.canvas), x, y, width, height);
     pen.save();
     pen.translate(x, y);
-    picture.draw(pen);
+    drawnWith(pen, picture);
     pen.restore();
   });
   return canvas;

@@ -81,6 +81,10 @@ function blockStyle(recording, place) {
 /// Returns a number for a size, so that equal sizes get equal colours.
 const sizeNumber = (size) => Math.floor(size / 512) * 2654435761 % 4294967296 >>> 13;
 
+/// Returns the background of a cause or state of memory by its name. Completely free segments have a hatch, so that
+/// they differ from free parts not by their colour alone.
+const painted = (name) => name === "idle" ? hatched({ colour: "var(--idle)", pattern: "rising" }) : `var(--${name})`;
+
 /// Returns a style's colour and hatch as the value of the CSS property `background`.
 function hatched({ colour: plain, pattern }) {
   const ink = "rgb(0 0 0 / .38)";

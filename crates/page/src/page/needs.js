@@ -59,6 +59,19 @@ function besides(heights, apart, bottom) {
   return placed;
 }
 
+/// Draws the lines and the numbers of an axis of bytes.
+function drawByteAxis(pen, left, right, lowest, most, yOf) {
+  const [unit, name] = most >= 4 * 2 ** 30 ? [2 ** 30, "GiB"] : [2 ** 20, "MiB"];
+  pen.fillStyle = colour("quiet");
+  pen.strokeStyle = colour("line");
+  pen.textAlign = "right";
+  for (const number of ticks(lowest / unit, most / unit, 4)) {
+    const y = yOf(number * unit);
+    pen.beginPath(); pen.moveTo(left, y); pen.lineTo(right, y); pen.stroke();
+    pen.fillText(`${number < 10 ? Math.round(number * 100) / 100 : grouped(number)} ${name}`, left - 6, y + 4);
+  }
+}
+
 /// Marks an axis that does not begin at zero.
 function drawBreak(pen, x, y, lowest) {
   pen.strokeStyle = pen.fillStyle = colour("limit");
@@ -80,14 +93,7 @@ function drawNeeds() {
   const lowest = lowestOf(curves);
   const most = peak + (peak - lowest) / 20;
   const yOf = (number) => top + tall - Math.max(0, number - lowest) / (most - lowest) * tall;
-  pen.fillStyle = colour("quiet");
-  pen.strokeStyle = colour("line");
-  pen.textAlign = "right";
-  for (const mib of ticks(lowest / 1048576, most / 1048576, 4)) {
-    const y = yOf(mib * 1048576);
-    pen.beginPath(); pen.moveTo(left, y); pen.lineTo(left + inner, y); pen.stroke();
-    pen.fillText(`${grouped(mib)} MiB`, left - 6, y + 4);
-  }
+  drawByteAxis(pen, left, left + inner, lowest, most, yOf);
   pen.textAlign = "center";
   const { events } = state.recording;
   for (const at of ticks(0, events, inner / 130)) pen.fillText(grouped(at), left + at / Math.max(1, events) * inner, height - 6);

@@ -32,7 +32,7 @@ function drawSegments() {
   const last = map.pieces[map.pieces.length - 1];
   const { pen } = cleared(canvas, Math.max(60, Math.min(16000, last ? last.y + ROW + 6 : 60)));
   const colours = new Map();
-  const chosen = [];
+  const chosen = [], idle = [];
   pen.textBaseline = "alphabetic";
   for (const heap of map.heaps) drawTitle(pen, recording, heap);
   for (const piece of map.pieces) {
@@ -48,9 +48,11 @@ function drawSegments() {
       const w = (to - from) * scale;
       if (part.block === NOTHING) pen.fillRect(x, piece.y, w, ROW);
       else pen.fillRect(x, piece.y, Math.max(w > 3 ? w - 0.6 : w, 1), ROW);
+      if (part.state === "free" && !segment.used && state.by === "state") idle.push([x, piece.y, w]);
       if (part.block !== NOTHING && part.block === state.block) chosen.push([x, piece.y, Math.max(w, 2)]);
     }
   }
+  drawHatch(pen, idle);
   drawFrames(pen, recording);
   chosen.forEach(([x, y, w]) => outline(pen, x, y, w));
   saySegments();
@@ -67,21 +69,37 @@ function outline(pen, x, y, w) {
 /// frames of the same style are one path, because that is faster.
 function drawFrames(pen, recording) {
   const kinds = new Map();
-  for (const { x, y, w, segment, heap } of map.pieces) {
+  for (const piece of map.pieces) {
+    const { w, segment, heap } = piece;
     if (w <= 3) continue;
     const isPrivate = recording.pools[recording.heaps[heap.heap][1]].private;
     const kind = `${isPrivate}${segment.expandable}`;
-    if (!kinds.has(kind)) kinds.set(kind, { path: new Path2D(), isPrivate, expandable: segment.expandable });
-    kinds.get(kind).path.rect(x + 0.5, y + 0.5, w - 1, ROW - 1);
+    if (!kinds.has(kind)) kinds.set(kind, { pieces: [], isPrivate, expandable: segment.expandable });
+    kinds.get(kind).pieces.push(piece);
   }
-  for (const { path, isPrivate, expandable } of kinds.values()) {
+  for (const { pieces, isPrivate, expandable } of kinds.values()) {
     pen.strokeStyle = colour(isPrivate ? "private" : "frame");
     pen.lineWidth = isPrivate ? 2 : 1;
     pen.setLineDash(expandable ? [5, 3] : []);
-    pen.stroke(path);
+    pen.beginPath();
+    for (const { x, y, w } of pieces) pen.rect(x + 0.5, y + 0.5, w - 1, ROW - 1);
+    pen.stroke();
   }
   pen.setLineDash([]);
   pen.lineWidth = 1;
+}
+
+/// Draws the hatch of completely free segments, so that they differ from free parts not by their colour alone.
+function drawHatch(pen, boxes) {
+  pen.strokeStyle = colour("hatch");
+  pen.beginPath();
+  for (const [x, y, w] of boxes) {
+    for (let at = x + 3 - ROW; at < x + w; at += 8) {
+      const [from, to] = [Math.max(at, x), Math.min(at + ROW, x + w)];
+      if (to > from) { pen.moveTo(from, y + ROW - (from - at)); pen.lineTo(to, y + ROW - (to - at)); }
+    }
+  }
+  pen.stroke();
 }
 
 function drawTitle(pen, recording, heap) {
@@ -204,7 +222,7 @@ function segmentsLegend() {
   const each = (place, name, number) => [...new Set(pairs.map((pair) => pair[place]))].slice(0, 24).map((at) => [name(at), hue(number(at))]);
   const items = {
     state: [["live", colour("live")], ["live, between larger free ranges", colour("apart")], ["waiting for other streams", colour("waiting")],
-      ["free part of a split segment", colour("rest")], ["completely free segment", colour("idle")]],
+      ["free part of a split segment", colour("rest")], ["completely free segment", painted("idle")]],
     stream: [...each(0, (at) => `stream ${recording.streams[at]}`, (at) => at), ["free: the same, pale", colour("cached")]],
     pool: [...each(1, (at) => `${recording.pools[at].name}, large`, (at) => at * 2 + 1), ...each(1, (at) => `${recording.pools[at].name}, small`, (at) => at * 2)],
     age: [["young", ageColourAt(0)], ["older", ageColourAt(0.5)], ["oldest", ageColourAt(1)], ["free", colour("cached")]],

@@ -30,14 +30,7 @@ function drawSteps() {
   const { list } = steps;
   const most = list.reduce((all, { peak }) => Math.max(all, peak), 1) * 1.05;
   const yOf = (number) => top + tall - number / most * tall;
-  pen.fillStyle = colour("quiet");
-  pen.strokeStyle = colour("line");
-  pen.textAlign = "right";
-  for (const mib of ticks(0, most / 1048576, 4)) {
-    const y = yOf(mib * 1048576);
-    pen.beginPath(); pen.moveTo(left, y); pen.lineTo(left + inner, y); pen.stroke();
-    pen.fillText(`${mib < 1 ? mib : grouped(mib)} MiB`, left - 6, y + 4);
-  }
+  drawByteAxis(pen, left, left + inner, 0, most, yOf);
   const wide = inner / Math.max(1, list.length);
   const gap = wide > 4 ? 1 : 0;
   list.forEach(({ live, peak }, at) => {

@@ -48,9 +48,15 @@ class SvgPen {
   /// Draws whole circles only, which is what the pictures use.
   arc(x, y, r) { this.path.push(`M${rounded(x - r)} ${rounded(y)}a${rounded(r)} ${rounded(r)} 0 1 0 ${rounded(2 * r)} 0a${rounded(r)} ${rounded(r)} 0 1 0 ${rounded(-2 * r)} 0Z`); }
 
-  fill() { this.add("path", `d="${this.path.join("")}" fill="${this.paint(this.fillStyle)}"`); }
+  fill(path) {
+    if (path) this.isLacking = true;
+    this.add("path", `d="${this.path.join("")}" fill="${this.paint(this.fillStyle)}"`);
+  }
 
-  stroke() { this.add("path", `d="${this.path.join("")}" ${this.lines()}`); }
+  stroke(path) {
+    if (path) this.isLacking = true;
+    this.add("path", `d="${this.path.join("")}" ${this.lines()}`);
+  }
 
   fillText(text, x, y) {
     const anchor = { right: "end", end: "end", center: "middle" }[this.textAlign] || "start";
