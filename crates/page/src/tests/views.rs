@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Runs the unit tests of the scripts on a recording. Returns the number of rows that stand for several blocks,
-/// and of ranges that were examined; `None` without node.
+/// Runs the unit tests of the scripts on a recording. Returns the number of rows that stand for several
+/// blocks, and of ranges that were examined; `None` without node.
 fn examined(name: &str, trace: &Trace, most: usize) -> Option<(u64, u64)> {
     let folder =
         std::env::temp_dir().join(format!("stratalloc_views_{}_{name}", std::process::id()));
