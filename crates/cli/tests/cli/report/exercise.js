@@ -212,6 +212,8 @@ function tooWide() {
 
 function exercise(recording) {
   const result = { name: recording.name, events: recording.events, moments: recording.moments?.length ?? recording.events + 1 };
+  // Read first: later the page writes the address a moment after the view changes.
+  result.address = location.hash;
   result.panels = ["timeline", "why", "segments", "holders", "needs", "advice"].filter((id) => byId(id)?.getBoundingClientRect().height > 40);
   result.sentence = byId("sentence").textContent;
   result.causes = byId("causes").textContent;
@@ -230,7 +232,6 @@ function exercise(recording) {
   result.firstScreen = innerWidth < 1200 || byId("timeline-canvas").getBoundingClientRect().bottom + scrollY <= 900;
   result.start = state.moment;
   result.opensAt = state.moment === (recording.failures.list[0]?.[0] ?? recording.peak_live.moment);
-  result.address = location.hash;
   result.flamesUsed = useFlames(recording);
   result.copied = copyLine();
   result.needsUsed = useNeeds(recording);
