@@ -23,6 +23,7 @@ function treeOf(recording, holders) {
       node.bytes += row.bytes;
       node.blocks += row.blocks;
     }
+    if (holders.by_stack) node.layer ??= recording.layers.line.indexOf(callerOf(recording, row.stack));
   }
   if (holders.rest_bytes) root.children.set("", { name: "smaller holders", without: true, bytes: holders.rest_bytes, blocks: holders.rest_blocks, children: new Map(), depth: 1, parent: root });
   return root;
@@ -86,14 +87,15 @@ function drawFlames(top) {
     const name = (node.short || "") + node.name;
     const label = `${name} ${share}, ${plural(node.blocks, "block", "blocks")}${node.place ? `, ${node.place}` : ""}`;
     const background = flameColour(node);
+    const edge = node.layer >= 0 ? layerStyle(state.recording, "line", node.layer).colour : "";
     const button = element("button", { type: "button", "aria-label": label, tabindex: made.length ? "-1" : "0",
       class: state.search === "" ? null : isFound(node) ? "found" : "dim",
-      style: { left: `${x}px`, top: `${node.depth * FLAME_ROW}px`, width: `${Math.max(2, w)}px`, background },
+      style: { left: `${x}px`, top: `${node.depth * FLAME_ROW}px`, width: `${Math.max(2, w)}px`, background, boxShadow: edge ? `inset 5px 0 ${edge}` : "", paddingLeft: edge ? "8px" : "" },
       onclick: () => { drawFlames(node === flames.top && node.parent ? node.parent : node); },
       onpointermove: (event) => tip(event, [...flameLines(node), `${share} of ${flames.root.name.replace(/^all /, "the ")}, ${plural(node.blocks, "block", "blocks")}`]),
       onpointerleave: () => tip(null, null), onfocus: () => { byId("flames-text").textContent = label; },
     }, w > 30 ? name + (w > 260 ? ` ${share}` : "") : "");
-    Object.assign(button, { node, place: { x, y: node.depth * FLAME_ROW, w: Math.max(2, w), background } });
+    Object.assign(button, { node, place: { x, y: node.depth * FLAME_ROW, w: Math.max(2, w), background, edge } });
     made.push(button);
   };
   const ways = [];
@@ -123,13 +125,17 @@ function paintFlames(pen) {
   pen.font = "12px system-ui, sans-serif";
   pen.textAlign = "left";
   pen.textBaseline = "alphabetic";
-  for (const { place: { x, y, w, background }, textContent } of byId("flames").children) {
+  for (const { place: { x, y, w, background, edge }, textContent } of byId("flames").children) {
     pen.fillStyle = background;
     pen.fillRect(x, y, Math.max(1, w - 1), FLAME_ROW - 1);
-    const fits = Math.floor((w - 8) / 6.6);
+    if (edge) {
+      pen.fillStyle = edge;
+      pen.fillRect(x, y, Math.min(5, w), FLAME_ROW - 1);
+    }
+    const fits = Math.floor((w - 12) / 6.6);
     if (!textContent || fits < 3) continue;
     pen.fillStyle = "#16202c";
-    pen.fillText(textContent.length > fits ? `${textContent.slice(0, fits - 1)}…` : textContent, x + 4, y + 14);
+    pen.fillText(textContent.length > fits ? `${textContent.slice(0, fits - 1)}…` : textContent, x + (edge ? 9 : 4), y + 14);
   }
 }
 

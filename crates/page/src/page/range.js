@@ -1,6 +1,6 @@
 // The holders over a range of moments: blocks that were allocated in it, freed in it, or lived through it.
 
-const RANGE_WAYS = { allocated: "allocated in the range", freed: "freed in the range", lived: "live through the whole range" };
+const RANGE_WAYS = { allocated: "allocated in the range", freed: "freed in the range", lived: "of blocks that lived through the range" };
 
 /// Returns true if a row represents small blocks at one moment only, whose lives the page does not have.
 function isRun(recording, at) {
