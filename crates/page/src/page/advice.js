@@ -23,19 +23,6 @@ function showAdvice() {
   byId("meaning").textContent = advice.is_searched ? "Needs: the smallest device size, or memory limit, from which on no request fails. With more memory a cache keeps more than that." : "";
   const totals = recording.totals.map(([name, number]) => ({ cells: [name, bytes(number)] }));
   byId("causes").replaceChildren(...advice.pictures.flatMap(causesOf), ...(totals.length ? [table([["total", true], ["bytes", false]], totals)] : []));
-  byId("growth").replaceChildren(...(recording.growth ? growthOf(recording.growth) : []));
-}
-
-/// Returns the sentences about growth from step to step, a bar for the live bytes at the ends of steps, and a table of the code.
-function growthOf({ sentence, found, live, rows }) {
-  const most = Math.max(1, ...live);
-  const bars = live.map((number) => element("i", { style: { height: `${100 * number / most}%` }, title: `live at the end of a step: ${bytes(number)}` }));
-  const heading = [["a step", false], ["at the end", false], ["blocks", false], ["growth", true], ["requested by", true]];
-  const only = rows.length === 1 ? rows.map(([each, held, blocks, course, code]) => element("p", {},
-    `${code}: ${each ? `${bytes(each)} a step, ` : ""}${bytes(held)} in ${plural(blocks, "block", "blocks")} at the end, ${course}.`)) : [];
-  const cells = rows.map(([each, held, blocks, course, code]) => ({ cells: [each ? bytes(each) : "-", bytes(held), grouped(blocks), course, code] }));
-  return [element("h3", {}, "From step to step"), element("p", {}, sentence), element("p", { class: "quiet" }, found),
-    element("div", { class: "steps", role: "img", "aria-label": sentence }, ...bars), ...only, ...(cells.length > 1 ? [table(heading, cells)] : [])];
 }
 
 /// Returns a line of text to paste elsewhere, with a button that copies it.

@@ -12,7 +12,16 @@ function showSteps() {
   byId("steps-text").textContent = steps.sentence;
   byId("steps-found").textContent = steps.found;
   byId("steps-chosen").textContent = steps.is_drawn ? "" : "The steps are those of a replay with the memory that is set, so none can be chosen.";
+  byId("steps-growth").replaceChildren(...growthOf(state.recording.growth));
   drawSteps();
+}
+
+/// Returns a table of the code whose live bytes grow from step to step.
+function growthOf(growth) {
+  if (!growth || growth.rows.length === 0) return [];
+  const heading = [["a step", false], ["at the end", false], ["blocks", false], ["growth", true], ["requested by", true]];
+  const rows = growth.rows.map(([each, held, blocks, course, code]) => ({ cells: [each ? bytes(each) : "-", bytes(held), grouped(blocks), course, withSwatch(state.recording, "line", code)] }));
+  return [element("h3", {}, "Code that grows from step to step"), table(heading, rows)];
 }
 
 /// Returns the steps, each with both ends, its live bytes then, and its peak.

@@ -55,7 +55,7 @@ function useSteps({ steps }) {
   const first = { range: state.range, text: byId("steps-chosen").textContent, isDrawn: canvas.toDataURL() !== before };
   key(canvas, "End");
   key(canvas, "ArrowLeft");
-  const result = { first, last: state.range, count: steps.list.length, holders: state.holders, csv: csvText(TABLES.steps({ steps })).split("\r\n").length };
+  const result = { growth: byId("steps-growth").innerText, first, last: state.range, count: steps.list.length, holders: state.holders, csv: csvText(TABLES.steps({ steps })).split("\r\n").length };
   setRange(null);
   return result;
 }

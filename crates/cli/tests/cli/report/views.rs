@@ -97,6 +97,8 @@ fn every_control_of_the_views_works_narrow_and_wide_light_and_dark() {
             first["text"].as_str().is_some_and(|text| text.contains("(+12.0 MiB)")),
             "{steps:#}"
         );
+        let growth = steps["growth"].as_str().expect("a text");
+        assert!(growth.contains("job.py:12 step") && growth.contains("1 block a step"), "{growth}");
         let temporary = &leak["temporary"];
         let text = temporary["text"].as_str().expect("a text");
         assert!(text.starts_with("In 20 steps, 40 of 60 blocks were freed"), "{text}");
