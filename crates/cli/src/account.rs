@@ -13,7 +13,7 @@ use stratalloc::driver::ProcessUsage;
 use stratalloc::error::DriverError;
 
 use super::device::Device;
-use super::outcome::{Outcome, Result, out, write_stderr};
+use super::outcome::{Outcome, Result, out, write_note};
 use super::show::{columns, is_json, joined, mib, progress, table};
 
 #[cfg(target_os = "linux")]
@@ -62,8 +62,8 @@ pub(crate) fn run(process: u32, devices: &[Device]) -> Result<Outcome> {
             accounts
         }
         Err(error) => {
-            write_stderr(format_args!(
-                "note: process {process} sends no account ({error}); the list of processes has less: \
+            write_note(format_args!(
+                "process {process} sends no account ({error}); the list of processes has less: \
                  stratalloc.watch() in the program sends it"
             ));
             from_outside(process, devices)
@@ -122,7 +122,7 @@ fn from_outside(process: u32, devices: &[Device]) -> Vec<Account> {
         match account_from_outside(process, number, *device) {
             Ok(account) => accounts.extend(account),
             // A full device has no room for the context of this program.
-            Err(error) => write_stderr(format_args!("note: {device}: {error}")),
+            Err(error) => write_note(format_args!("{device}: {error}")),
         }
     }
     accounts

@@ -11,6 +11,7 @@ use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser};
 use super::bench::loops::Loops;
 use super::outcome::{BadArguments, Outcome, Result, out};
 use super::table::{self, TableOptions};
+use super::view::{self, ViewOptions};
 use super::{advise, bench, compare, diff, explain, forecast, info, replay, report, sweep};
 
 /// The commands, in the order of the help text.
@@ -80,6 +81,8 @@ impl<A: Args> Command for CommandOf<A> {
 struct Program {
     #[command(flatten)]
     table: TableOptions,
+    #[command(flatten)]
+    view: ViewOptions,
 }
 
 /// The end of the help text.
@@ -102,8 +105,10 @@ fn exit(error: clap::Error) -> ! {
 /// Runs the command that the program's arguments select. Exits the process if the arguments are invalid or
 /// ask for help.
 pub(crate) fn run(loops: &Loops) -> Result<Outcome> {
+    view::set_colours_of_arguments(std::env::args_os());
     let mut matches = program().get_matches();
     let options = Program::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| exit(error));
+    view::set(options.view);
     table::set_options(&options.table);
     let selected = matches.remove_subcommand().and_then(|(name, matches)| {
         Some((COMMANDS.iter().find(|command| command.name() == name)?, matches))

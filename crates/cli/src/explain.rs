@@ -16,6 +16,7 @@ use stratalloc_sim::{EventMode, Sim, SimOptions};
 use super::outcome::{Outcome, Result, out, write_stderr};
 use super::settings;
 use super::show::{columns, is_json, table};
+use super::view;
 
 /// Show the keys of a configuration, their values and where they come from.
 #[derive(Args, Debug)]
@@ -59,7 +60,8 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
         Origin::Code | Origin::Earlier => (1, 0),
         Origin::Default => (if differs(row) { 2 } else { 3 }, 0),
     });
-    let is_shown = |row: &&ExplainRow| args.all || row.origin != Origin::Default || differs(row);
+    let is_all = args.all || view::current().is_verbose();
+    let is_shown = |row: &&ExplainRow| is_all || row.origin != Origin::Default || differs(row);
     let unbuilt = why_not_built(&config);
     if is_json() {
         let keys = rows.iter().filter(is_shown).map(key_json).collect::<Vec<_>>();

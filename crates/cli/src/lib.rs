@@ -32,6 +32,7 @@ mod size;
 mod sweep;
 mod table;
 mod text;
+mod view;
 
 use std::process::ExitCode;
 

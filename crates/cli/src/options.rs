@@ -15,7 +15,7 @@ use stratalloc_analysis::{AdviceOptions, Recording, TorchBuild};
 use super::assertion::{Condition, ConditionBound};
 use super::files;
 use super::junit::{self, TestCase};
-use super::outcome::{BadArguments, Result, write_stderr};
+use super::outcome::{BadArguments, Result, write_note};
 use super::recordings::Recordings;
 use super::settings::NamedConf;
 use super::show::shown_conf;
@@ -97,7 +97,7 @@ impl ComparedConfs {
             Some(torch) if !config.is_accepted_by(torch) => {
                 if !are_default {
                     let text = shown_conf(text);
-                    write_stderr(format_args!("note: PyTorch {torch} does not accept {text}"));
+                    write_note(format_args!("PyTorch {torch} does not accept {text}"));
                 }
                 !are_default
             }

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use super::view;
 use stratalloc::config::shown;
 
 /// The result of a command or of a condition. Of several results, the largest decides the exit code.
@@ -70,6 +71,20 @@ pub(crate) fn out() -> impl Write {
 pub(crate) fn write_stderr(lines: impl Display) {
     let clean: Vec<String> = lines.to_string().split('\n').map(shown).collect();
     let _ = writeln!(io::stderr(), "{}", clean.join("\n"));
+}
+
+/// Prints a note about a result on standard error, unless the user wants none.
+pub(crate) fn write_note(note: impl Display) {
+    if !view::current().is_quiet() {
+        write_stderr(format_args!("note: {note}"));
+    }
+}
+
+/// Prints a warning on standard error, unless the user wants none.
+pub(crate) fn write_warning(warning: impl Display) {
+    if !view::current().is_quiet() {
+        write_stderr(format_args!("warning: {warning}"));
+    }
 }
 
 /// Ignores that the reader of the output closed the pipe. Commands that check conditions call this, so

@@ -15,7 +15,7 @@ use stratalloc_recording::{
 };
 
 use super::files;
-use super::outcome::{Outcome, Result, fraction, is_closed_pipe, write_stderr};
+use super::outcome::{Outcome, Result, fraction, is_closed_pipe, write_note, write_stderr};
 use super::settings::{self, BadConf, NamedConf};
 use super::show::{progress, shown_path};
 use super::size::size;
@@ -80,7 +80,7 @@ impl Recordings {
     pub(crate) fn recording(&self, name: &str, trace: Trace, lack: &str) -> Recording {
         let own = settings::recorded(&trace.conf);
         if let Err(error) = &own {
-            write_stderr(format_args!("note: {}: {lack}: {error}", shown(name)));
+            write_note(format_args!("{}: {lack}: {error}", shown(name)));
         }
         let recording = Recording::new(trace, own.ok(), self.memory());
         write_remarks(name, &recording);
@@ -165,7 +165,7 @@ impl Recordings {
                 }
                 _ => format!("{compared} They are {one_by_one}"),
             };
-            write_stderr(format_args!("note: {}: {note}", shown_path(path)));
+            write_note(format_args!("{}: {note}", shown_path(path)));
         }
         let others = match shown.as_slice() {
             [] | [_] => return take(path, act, &name, first),
@@ -201,7 +201,7 @@ impl Recordings {
         bar.finish_and_clear();
         if trace.event_count() == 0 && device.is_some() {
             let why = nothing_in(&trace, device);
-            write_stderr(format_args!("note: only the blocks that lived are taken: {name}: {why}"));
+            write_note(format_args!("only the blocks that lived are taken: {name}: {why}"));
         }
         Ok(trace)
     }
@@ -257,8 +257,8 @@ fn take(path: &Path, act: &mut Act<'_>, name: &str, trace: Trace) -> Result<Outc
     let UnknownEntries { entries, first_action } = &trace.unknown;
     if *entries > 0 {
         let ignored = counted_as(*entries, "entry is ignored", "entries are ignored");
-        write_stderr(format_args!(
-            "note: {}: {ignored}: unknown actions, the first {first_action:?}",
+        write_note(format_args!(
+            "{}: {ignored}: unknown actions, the first {first_action:?}",
             shown(name)
         ));
     }
@@ -311,7 +311,7 @@ pub(crate) fn limit_json(recording: &Recording) -> Value {
 /// Prints the remarks about a recording, such as that it begins late.
 pub(crate) fn write_remarks(name: &str, recording: &Recording) {
     for remark in remarks(recording) {
-        write_stderr(format_args!("note: {}: {remark}", shown(name)));
+        write_note(format_args!("{}: {remark}", shown(name)));
     }
 }
 

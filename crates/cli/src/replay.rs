@@ -21,7 +21,7 @@ use stratalloc_recording::{
 
 use super::device::{Device, OpenDevice};
 use super::host::{Host, Terminal};
-use super::outcome::{BadArguments, Outcome, Result, out, unless_closed, write_stderr};
+use super::outcome::{BadArguments, Outcome, Result, out, unless_closed, write_note};
 use super::recordings::{Devices, Recordings, limit_json, write_remarks};
 use super::settings::{self, NamedConf};
 use super::show::{is_json, joined, mib, shown_conf, shown_path};
@@ -183,7 +183,7 @@ fn without_history(args: &Replay, found: &Answer, question: &Question) -> Result
         let answer = joined([json!(found), device]);
         writeln!(out(), "{answer}")?;
     } else {
-        write_stderr(format_args!("note: {name}: {why}"));
+        write_note(format_args!("{name}: {why}"));
         text::write(found, question)?;
     }
     Ok(Outcome::Good)

@@ -14,7 +14,7 @@ use stratalloc_recording::Trace;
 
 use super::host::Terminal;
 use super::options::{ExtraConfs, PageFile, SearchArguments};
-use super::outcome::{BadArguments, Outcome, Result, out, write_stderr};
+use super::outcome::{BadArguments, Outcome, Result, out, write_note};
 use super::recordings::{Devices, Recordings, name_of};
 use super::show::{mib, shown_path};
 use super::{files, settings};
@@ -71,9 +71,7 @@ pub(crate) fn run(args: &ReportArguments) -> Result<Outcome> {
     if report.left_out > 0 {
         let count = counted_as(report.left_out as u64, "recording", "recordings");
         let most = PAGE_BYTES / 1_000_000;
-        write_stderr(format_args!(
-            "note: {count} found no room on the page, which has {most} MB at most"
-        ));
+        write_note(format_args!("{count} found no room on the page, which has {most} MB at most"));
     }
     if report.recordings() == 0 {
         return Ok(Outcome::Unjudged);
@@ -103,7 +101,7 @@ fn add(
         .into_iter()
         .collect();
     if let Some(error) = error {
-        write_stderr(format_args!("note: {}: shown with PyTorch's default: {error}", shown(name)));
+        write_note(format_args!("{}: shown with PyTorch's default: {error}", shown(name)));
     }
     let is_searched = args.needs || trace.operations() <= OPERATIONS_SEARCHED;
     let memory = args.recordings.memory();

@@ -8,7 +8,7 @@ use stratalloc_analysis::{Need, Recording, SearchOptions};
 use stratalloc_recording::ReplayError;
 
 use super::host::Host;
-use super::outcome::{BadArguments, Result, write_stderr};
+use super::outcome::{BadArguments, Result, write_note, write_warning};
 
 /// A configuration string with the parsed configuration.
 pub(crate) type NamedConf = (String, Config);
@@ -98,7 +98,7 @@ pub(crate) fn write_idle_keys(config: &Config, has_limit: bool) {
     let in_force = limited.flatten().as_ref().unwrap_or(config).explain_with(&keys);
     for (row, in_force) in config.explain_with(&keys).into_iter().zip(in_force) {
         if let (Origin::Text { .. }, Some(why)) = (row.origin, in_force.idle) {
-            write_stderr(format_args!("note: {} does nothing here: {why}", row.key));
+            write_note(format_args!("{} does nothing here: {why}", row.key));
         }
     }
 }
@@ -126,7 +126,7 @@ pub(crate) fn confs_or_default(texts: &[String]) -> Result<Vec<NamedConf>, BadCo
     }
     let environment = environment()?;
     for warning in environment.config.warnings() {
-        write_stderr(format_args!("warning: {warning}"));
+        write_warning(warning);
     }
     Ok(match environment.source {
         Some((_, text)) => vec![(text, environment.config)],

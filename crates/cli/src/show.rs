@@ -6,6 +6,7 @@ use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use serde_json::{Value, json};
 
 pub(crate) use super::table::{Align, columns, is_json, table, table_text};
+use super::view;
 use stratalloc::config::shown;
 use stratalloc_analysis::{Paste, Setting};
 
@@ -73,9 +74,9 @@ pub(crate) fn joined<const N: usize>(objects: [Value; N]) -> Value {
     fields.flatten().collect()
 }
 
-/// Formats a line in bold if standard output is a terminal.
+/// Formats a line in bold if standard output shows colours.
 pub(crate) fn emphasised(text: &str) -> String {
-    console::style(shown(text)).bold().to_string()
+    console::style(shown(text)).bold().force_styling(view::current().has_colours).to_string()
 }
 
 /// Formats a path without control characters, because file names come from untrusted sources.
@@ -90,6 +91,9 @@ pub(crate) fn shown_conf(conf: &str) -> String {
 
 /// Returns a progress bar, which is hidden unless standard error is a terminal. Dropping it clears it.
 pub(crate) fn progress(length: u64, what: &str) -> ProgressBar {
+    if view::current().is_quiet() {
+        return ProgressBar::hidden();
+    }
     let bar = ProgressBar::new(length).with_message(what.to_owned());
     let bar = bar.with_finish(ProgressFinish::AndClear);
     bar.with_style(style("{msg} {wide_bar} {percent}%"))
@@ -97,6 +101,9 @@ pub(crate) fn progress(length: u64, what: &str) -> ProgressBar {
 
 /// Returns a progress message, which is hidden unless standard error is a terminal.
 pub(crate) fn spinner() -> ProgressBar {
+    if view::current().is_quiet() {
+        return ProgressBar::hidden();
+    }
     ProgressBar::new_spinner().with_style(style("timing {msg}"))
 }
 

@@ -18,7 +18,7 @@ use stratalloc_recording::Trace;
 
 use super::files;
 use super::options::{ExtraConfs, PageFile, SearchArguments};
-use super::outcome::{BadArguments, Outcome, Result, out, write_stderr};
+use super::outcome::{BadArguments, Outcome, Result, out, write_note};
 use super::recordings::Recordings;
 use super::report::Target;
 use super::settings::{self, NamedConf};
@@ -151,8 +151,8 @@ impl Job<'_> {
         let several = several.count() as u64;
         if several > 0 {
             let count = counted_as(several, "recording has", "recordings have");
-            write_stderr(format_args!(
-                "note: {count} several devices: the one whose requests failed first, else the one with the \
+            write_note(format_args!(
+                "{count} several devices: the one whose requests failed first, else the one with the \
                  most reserved bytes, is taken; --recorded-device N takes another"
             ));
         }
@@ -171,8 +171,8 @@ impl Job<'_> {
                         if let Some(largest) = largest {
                             match self.sweep.difference(member, largest)? {
                                 Ok(difference) => group.difference = Some(difference),
-                                Err(error) => write_stderr(format_args!(
-                                    "note: {} is not compared: {}",
+                                Err(error) => write_note(format_args!(
+                                    "{} is not compared: {}",
                                     shown(&self.name(member)),
                                     shown(&error)
                                 )),
@@ -185,8 +185,8 @@ impl Job<'_> {
                 }
             }
             if group.advised.is_ok() && group.analysed != group.members[0] {
-                write_stderr(format_args!(
-                    "note: {} cannot be read again: {} is analysed instead",
+                write_note(format_args!(
+                    "{} cannot be read again: {} is analysed instead",
                     shown(&self.name(group.members[0])),
                     shown(&self.name(group.analysed))
                 ));
@@ -194,9 +194,7 @@ impl Job<'_> {
             let largest = *largest.get_or_insert(group.analysed);
             if let Ok(Advised { conf_error: Some(error), .. }) = &group.advised {
                 let name = shown(&self.name(group.analysed));
-                write_stderr(format_args!(
-                    "note: {name}: compared with PyTorch's default: {error}"
-                ));
+                write_note(format_args!("{name}: compared with PyTorch's default: {error}"));
             }
             self.line(&self.group_json(at, group, largest))?;
             bar.inc(1);

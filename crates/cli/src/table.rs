@@ -3,12 +3,13 @@
 //! Columns are ordered by importance. If a table is too wide, its last columns are left out; a last
 //! column of text is wrapped instead. Output to a pipe or a file is never cut.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, ValueEnum};
 
+use super::view;
 use stratalloc::config::shown;
 
 /// Options of the output of all commands.
@@ -95,7 +96,7 @@ pub(crate) fn table(
     if options.format == Some(OutputFormat::Markdown) {
         return markdown(out, heading, &rows);
     }
-    let width = if options.wide { None } else { terminal_columns() };
+    let width = if options.wide { None } else { view::current().columns };
     plain(out, heading, &rows, width.unwrap_or(usize::MAX))
 }
 
@@ -107,17 +108,6 @@ pub(crate) fn table_text(heading: &[(&str, Align)], rows: &[Vec<String>]) -> Str
     // Writing to a vector does not fail.
     let _ = plain(&mut text, heading, &rows, usize::MAX);
     String::from_utf8_lossy(&text).into_owned()
-}
-
-/// Returns the width of the terminal in columns, if standard output is a terminal.
-pub(crate) fn terminal_columns() -> Option<usize> {
-    if !io::stdout().is_terminal() {
-        return None;
-    }
-    let (_, columns) = console::Term::stdout().size_checked().unwrap_or((0, 0));
-    let from_env = || std::env::var("COLUMNS").ok()?.parse().ok();
-    let columns = Some(usize::from(columns)).filter(|columns| *columns > 0);
-    Some(columns.or_else(from_env).unwrap_or(80))
 }
 
 fn column_of(heading: &[(&str, Align)], name: &str) -> Option<usize> {

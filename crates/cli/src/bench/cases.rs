@@ -14,7 +14,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, LogNormal};
 
-use crate::outcome::write_stderr;
+use crate::outcome::write_note;
 use stratalloc::allocator::{Allocation, DeviceAllocator, Request};
 use stratalloc::driver::{Driver, DriverPoolId, MemoryPools};
 use stratalloc::error::{DriverError, DriverErrorKind};
@@ -116,7 +116,7 @@ impl Drop for Pool {
         let emptied = self.driver.synchronize_device().and_then(|()| pools.trim(self.pool, 0));
         let restored = pools.set_release_threshold(self.pool, self.threshold_bytes);
         if let Err(error) = emptied.and(restored) {
-            write_stderr(format_args!("note: the device's pool keeps what it has: {error}"));
+            write_note(format_args!("the device's pool keeps what it has: {error}"));
         }
     }
 }

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 #[cfg(not(feature = "mimalloc"))]
-use crate::outcome::write_stderr;
+use crate::outcome::write_note;
 use stratalloc::allocator::{DeviceAllocator, Request};
 use stratalloc::config::Settings;
 use stratalloc::error::DriverError;
@@ -60,7 +60,7 @@ where
 /// freed by those stays in the C library and would save the other allocators system calls.
 pub(crate) fn others() -> Vec<(&'static str, HostAllocator)> {
     #[cfg(not(feature = "mimalloc"))]
-    write_stderr("note: no rows of mimalloc: this program was built without the feature mimalloc");
+    write_note("no rows of mimalloc: this program was built without the feature mimalloc");
     vec![
         ("system", global(FromGlobal(&System))),
         #[cfg(feature = "mimalloc")]

@@ -34,6 +34,7 @@ mod report;
 mod sweep;
 mod truth;
 mod verified;
+mod view;
 mod words;
 
 use std::io::Write;
@@ -54,7 +55,11 @@ fn case(name: &str) -> String {
 }
 
 fn stratalloc() -> Command {
-    unconfigured(env!("CARGO_BIN_EXE_stratalloc"))
+    let mut command = unconfigured(env!("CARGO_BIN_EXE_stratalloc"));
+    for variable in ["COLUMNS", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
+        command.env_remove(variable);
+    }
+    command
 }
 
 /// The exit code and the output of a run.

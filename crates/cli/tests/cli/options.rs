@@ -19,7 +19,7 @@ const COMMANDS: [&str; 11] = [
 ];
 
 /// The options of more than one command, in the order of every help text.
-const SHARED: [&str; 19] = [
+const SHARED: [&str; 22] = [
     "--total-memory <SIZE>",
     "--memory-fraction <MEMORY_FRACTION>",
     "--recorded-device <RECORDED_DEVICE>",
@@ -39,6 +39,9 @@ const SHARED: [&str; 19] = [
     "--format <FORMAT>",
     "--sort <COLUMN>",
     "--wide",
+    "-v, --verbose",
+    "-q, --quiet",
+    "--color <WHEN>",
 ];
 
 /// Options whose meaning depends on the command.
