@@ -156,6 +156,11 @@ pub enum Foreign {
 const RECORD: &str = "call torch.cuda.memory._record_memory_history() before the steps and \
     torch.cuda.memory._dump_snapshot(\"run.pickle\") after them";
 
+/// The text for a dictionary without segments, such as a checkpoint.
+pub(super) const NO_SEGMENTS: &str = "no such key: it is no memory snapshot, but perhaps a checkpoint; call \
+    torch.cuda.memory._record_memory_history() before the steps and torch.cuda.memory._dump_snapshot(\"run.pickle\") \
+    after them";
+
 /// An expected value and the value found instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected}, found {found}")]

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::Limits;
 use super::budget::{Budget, OverBudget};
-use super::error::{Failure, Mismatch, PickleProblem};
-use super::fields::{BriefEvent, Entry, ListedSegment, SHOWN_CHARS, Scalar, needed};
+use super::error::{Failure, Mismatch, NO_SEGMENTS, PickleProblem};
+use super::fields::{BriefEvent, Entry, ListedSegment, SHOWN_CHARS, Scalar};
 use super::heap::{Constant, Heap, Items, Record, Value, View};
 use super::parts::{Beside, ListedOwner, Parts};
 use super::path::Path;
@@ -89,7 +89,8 @@ impl<'h> Interpreter<'h> {
         }
         let record = &self.record("a snapshot: a dictionary, or a list of segments", root)?;
         let segments = self.at(record, Word::Segments, Self::entries)?;
-        parts.segments = needed(segments, "the key segments, which a memory snapshot has")?;
+        let expected = "the key segments, which a memory snapshot has";
+        parts.segments = segments.ok_or_else(|| Mismatch::new(expected, NO_SEGMENTS))?;
         self.at(record, Word::AllocatorSettings, |me, settings| me.settings(settings, &mut parts))?;
         self.at(record, Word::DeviceTraces, |me, devices| me.devices(devices, &mut parts))?;
         self.at(record, Word::ExternalAnnotations, |me, ranges| me.ranges(ranges, &mut parts))?;
