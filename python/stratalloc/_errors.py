@@ -22,6 +22,7 @@ class Error(RuntimeError):
 
     def __init__(self, status, text):
         kind = STATUS.get(status, "unknown status")
+        text = text.removeprefix(f"{kind.removeprefix('bad ')}: ")
         super().__init__(text if text.startswith(kind) else f"{kind}: {text}")
         self.status = status
 
