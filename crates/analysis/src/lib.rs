@@ -70,8 +70,8 @@ mod words;
 pub use advice::{Advice, AdviceOptions, Tried};
 pub use answer::{
     Answer, Basis, BasisKind, CodeFigures, Field, FrameFigures, HeapFigures, HolderList,
-    LimitFigures, MainCauses, MomentCauses, MomentFigures, Question, Recorded, Setting, VERSION,
-    answer, described, fields, schema,
+    LimitFigures, MainCauses, MomentCauses, MomentFigures, OverTime, Question, Recorded, Setting,
+    VERSION, answer, described, fields, schema,
 };
 pub use callers::{Callers, Compared};
 pub use categories::Category;
@@ -102,6 +102,7 @@ pub use trial::{Capacity, Trial, fits, measure};
 pub use trial::{Watched, failed_requests, watch, without_files};
 pub use verdict::{CodeBytes, Hindrance, LargestHolder, LivePeak, UnderLimit, Verdict};
 pub use words::{
-    BESIDES, CausesColumn, Choice, Summary, counted_as, devices_sentence, grouped, host_sentence,
-    near, ranks_sentence, remarks, totals_rows, totals_sentence,
+    BESIDES, CausesColumn, Choice, NotShown, Sentences, StreamNumber, StreamNumbers, Summary,
+    counted_as, device_remark, devices_headline, devices_sentence, grouped, host_sentence, near,
+    ranks_sentence, remarks, size_text, totals_rows, totals_sentence,
 };

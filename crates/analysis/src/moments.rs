@@ -1,5 +1,6 @@
 //! The important moments of a recording: the first failure, the peaks, and the end.
 
+use super::answer::CHART_COLUMNS;
 use super::causes::{Moment, Picture};
 use super::dump::Dump;
 use super::lives::Lives;
@@ -74,7 +75,7 @@ impl<'a> Timeline<'a> {
     }
 
     /// Returns the events from which moments are taken: if the caller set the memory, those of a replay with
-    /// that memory, else the recorded ones. The time line has one column.
+    /// that memory, else the recorded ones. The time line has the columns of a small chart.
     ///
     /// # Errors
     ///
@@ -82,13 +83,13 @@ impl<'a> Timeline<'a> {
     pub fn judged(recording: &'a Recording) -> Result<Self, ReplayError> {
         let is_replayed = recording.is_memory_set && recording.no_history.is_none();
         if is_replayed && !recording.trace.requests_only {
-            let replayed = Self::replayed(recording, 1)?;
+            let replayed = Self::replayed(recording, CHART_COLUMNS)?;
             // A model of the driver's own pools has no events.
             if replayed.lives.events > 0 {
                 return Ok(replayed);
             }
         }
-        Self::recorded(recording, 1)
+        Self::recorded(recording, CHART_COLUMNS)
     }
 
     fn replayed(recording: &'a Recording, columns: usize) -> Result<Self, ReplayError> {

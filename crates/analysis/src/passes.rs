@@ -180,10 +180,7 @@ const GRAPH_BLOCKS_LEAST: usize = 16;
 /// are live: then something keeps each of them, as the graph for a backward pass does. Without a graph each
 /// lives until the next operators have used it.
 pub(crate) fn are_kept(lives: &Lives, callers: &Callers<'_>, moment: u32) -> bool {
-    let is_activation = |block: &&Block| {
-        let caller = block.stack.map(|stack| callers.of_stack(stack));
-        caller.is_some_and(|caller| callers.category(caller) == Category::Activations)
-    };
+    let is_activation = |block: &&Block| is_activation(callers, block);
     let sum = |all: u64, block: &Block| all.saturating_add(block.requested_bytes);
     let live: Vec<&Block> = lives.live_at(moment).filter(is_activation).collect();
     let Some(oldest) = live.iter().map(|block| block.born).min() else { return false };
@@ -192,6 +189,12 @@ pub(crate) fn are_kept(lives: &Lives, callers: &Callers<'_>, moment: u32) -> boo
     let since_bytes = since.filter(is_activation).fold(0, sum);
     let live_bytes = live.iter().copied().fold(0, sum);
     live.len() >= GRAPH_BLOCKS_LEAST && live_bytes >= since_bytes / 2
+}
+
+/// Returns true if the request of a block was made in a forward pass.
+pub(crate) fn is_activation(callers: &Callers<'_>, block: &Block) -> bool {
+    let caller = block.stack.map(|stack| callers.of_stack(stack));
+    caller.is_some_and(|caller| callers.category(caller) == Category::Activations)
 }
 
 /// Returns the work of each stack.

@@ -172,7 +172,9 @@ impl fmt::Display for LimitSource {
             }
             Self::Inferred(evidence) => write!(f, "inferred from {evidence}"),
             Self::Probable(evidence) => write!(f, "probable, from {evidence}"),
-            Self::Possible(refused) => write!(f, "{refused}: {EITHER}"),
+            Self::Possible(refused) => {
+                write!(f, "{refused}: {EITHER}; no allocator setting helps then")
+            }
         }
     }
 }
@@ -180,8 +182,8 @@ impl fmt::Display for LimitSource {
 const FAILED: [&str; 2] = ["request that failed", "requests that failed"];
 
 /// The two possible causes of a request that failed with enough free memory.
-pub(super) const EITHER: &str = "either a memory fraction is set, or the driver refused for another reason; no \
-     allocator setting helps then";
+pub(super) const EITHER: &str =
+    "either a memory fraction is set, or the driver refused for another reason";
 
 impl fmt::Display for Evidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

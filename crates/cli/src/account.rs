@@ -14,7 +14,7 @@ use stratalloc::error::DriverError;
 
 use super::device::Device;
 use super::outcome::{Outcome, Result, out, write_note};
-use super::show::{columns, is_json, joined, mib, progress, table};
+use super::show::{columns, is_json, joined, near, progress, signed_near, table};
 
 #[cfg(target_os = "linux")]
 mod request;
@@ -83,11 +83,11 @@ fn write_account(process: u32, account: &Account) -> io::Result<()> {
     if is_json() {
         return writeln!(out(), "{}", joined([json!({"process": process}), json!(account)]));
     }
-    let (used, total) = (mib(*used_bytes as f64), mib(*total_bytes as f64));
+    let (used, total) = (near(*used_bytes), near(*total_bytes));
     writeln!(out(), "cuda:{device}: {used} of {total} MiB used, as seen by process {process}")?;
     let cells = |row: &OwnedBytes| {
         let share = 100.0 * row.bytes as f64 / (*used_bytes).max(1) as f64;
-        let (bytes, share) = (mib(row.bytes as f64), format!("{share:.1}"));
+        let (bytes, share) = (signed_near(row.bytes), format!("{share:.1}"));
         vec![row.owner.clone(), row.kind.clone(), bytes, share, row.found_by.clone()]
     };
     let heading = columns("owner | kind | MiB: | % of used: | found by");
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn an_account_from_outside_adds_up_and_leaves_this_program_out() {
-        let usage = |process, mib| ProcessUsage { process, used_bytes: mib * MIB };
+        let usage = |process, near| ProcessUsage { process, used_bytes: near * MIB };
         let list = [usage(7, 3000), usage(8, 500), usage(9, 600)];
         let found = rows_from_outside(7, 8, &list).expect("it is listed");
         let account = account_of(0, 80_000 * MIB, 75_800 * MIB, found);

@@ -17,8 +17,9 @@ use super::options::{Conditions, ExtraConfs, SearchArguments};
 use super::outcome::{Outcome, Result, out, unless_closed};
 use super::recordings::{Devices, NotJudged, Recordings};
 use super::settings::NamedConf;
-use super::show::{emphasised, is_json};
+use super::show::{emphasised, is_json, is_markdown};
 use super::text;
+use super::view;
 
 /// Find the setting with which a recorded program needs less memory, and explain its need.
 #[derive(Args, Debug)]
@@ -33,6 +34,9 @@ pub(crate) struct Advise {
     /// the dispatcher, autograd's engine, Python's interpreter and generated wrappers.
     #[arg(long)]
     all_frames: bool,
+    /// Print all of the answer, as -v does, instead of what fits on one screen.
+    #[arg(long)]
+    all: bool,
     /// Check whether the program fits in this much memory as it is. The exit code is 1 if it needs more, or
     /// if requests failed when it was recorded. If it needs more, the cheapest setting with which it fits is
     /// named. A size such as 24GiB, or a share of --total-memory, such as 80%.
@@ -50,7 +54,11 @@ pub(crate) fn run(args: &Advise) -> Result<Outcome> {
     let mut act = |name: &str, trace| advise(args, &settings, name, trace, &mut cases);
     let mut failed = Vec::new();
     // A condition on a device without events would never be judged.
-    let devices = if has_conditions { Devices::Each } else { Devices::All };
+    let devices = match has_conditions {
+        true => Devices::Each,
+        false if is_json() || args.wants_all() => Devices::All,
+        false => Devices::Compared,
+    };
     let outcome = args.recordings.each_or(devices, &mut act, &mut failed)?;
     for NotJudged { name, error } in &failed {
         cases.extend(args.assertions().map(|assertion| TestCase {
@@ -65,6 +73,12 @@ pub(crate) fn run(args: &Advise) -> Result<Outcome> {
 impl Advise {
     fn assertions(&self) -> impl Iterator<Item = &Assertion> {
         self.fits.iter().chain(&self.conditions.assert)
+    }
+
+    /// Returns true if all of an answer is printed. What the caller asked for is not in the short form.
+    fn wants_all(&self) -> bool {
+        let is_asked = self.all_frames || !self.extra.conf.is_empty();
+        self.all || is_asked || view::current().is_verbose() || is_markdown()
     }
 
     fn question(&self, recording: &Recording) -> Question {
@@ -98,7 +112,7 @@ fn advise(
     let found = answer(name, &recording, &question, &mut terminal)?;
     drop(terminal);
     let verdicts = verdicts(args, &recording, &found);
-    let printed = print(&question, &found, &verdicts);
+    let printed = print(args, &question, &found, &verdicts);
     // The exit code does not depend on whether the conditions can be printed.
     if verdicts.is_empty() {
         printed?
@@ -127,14 +141,21 @@ fn verdicts(args: &Advise, recording: &Recording, found: &Answer) -> Vec<Asserti
     args.assertions().map(check).collect()
 }
 
-fn print(question: &Question, found: &Answer, verdicts: &[AssertionVerdict]) -> io::Result<()> {
+/// Prints the answer, or the results of the conditions if there are any.
+fn print(
+    args: &Advise,
+    question: &Question,
+    found: &Answer,
+    verdicts: &[AssertionVerdict],
+) -> io::Result<()> {
     if is_json() {
         let mut json = json!(found);
         json["assertions"] = verdicts.iter().map(AssertionVerdict::json).collect();
         return writeln!(out(), "{json}");
     }
     match (verdicts, found.no_history) {
-        ([], _) => text::write(found, question),
+        ([], _) if args.wants_all() => text::write(found, question),
+        ([], _) => text::write_short(found, question),
         (_, Some(_)) => text::write_no_history(found),
         _ => write_verdicts(&found.trace, verdicts),
     }

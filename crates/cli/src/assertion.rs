@@ -13,7 +13,7 @@ use stratalloc::size::human_bytes;
 use stratalloc_analysis::{Answer, Setting, counted_as, fields, near};
 
 use super::outcome::{Outcome, Result};
-use super::show::mib;
+use super::show::tenths;
 use super::size::Amount;
 
 /// A quantity of a recording.
@@ -311,7 +311,7 @@ impl Assertion {
             };
         };
         let is_bytes = self.name.ends_with(BYTES);
-        let shown = if is_bytes { format!("{} MiB", mib(value)) } else { value.to_string() };
+        let shown = if is_bytes { format!("{} MiB", tenths(value)) } else { value.to_string() };
         let sentence = format!("{} is {shown}.", self.name);
         let judgement = self.judgement(self.operator.holds(value, bound), sentence);
         AssertionVerdict { judgement, value: Some(value), ..AssertionVerdict::default() }
@@ -319,7 +319,7 @@ impl Assertion {
 
     fn check_live_peak(&self, bound: u64, found: &Answer) -> AssertionVerdict {
         let value = found.live_peak_bytes.unwrap_or(0);
-        let sentence = format!("{} MiB are live at once.", mib(value as f64));
+        let sentence = format!("{} MiB are live at once.", tenths(value as f64));
         let judgement = self.judgement(self.operator.holds(value, bound), sentence);
         AssertionVerdict { judgement, value_bytes: Some(value), ..AssertionVerdict::default() }
     }
@@ -440,11 +440,11 @@ fn least_of(found: &Answer) -> String {
     let tried = counted_as(found.searched_count() as u64, "setting", "settings");
     let least = match found.least_need_bytes {
         Some(least) => {
-            format!("The least need of {tried} that were searched is {} MiB", mib(least as f64))
+            format!("The least need of {tried} that were searched is {} MiB", tenths(least as f64))
         }
         None => format!("No device suffices for any of {tried} that were searched"),
     };
-    let live = mib(found.live_peak_bytes.unwrap_or(0) as f64);
+    let live = tenths(found.live_peak_bytes.unwrap_or(0) as f64);
     format!("{least}, and the live bytes alone take {live} MiB.")
 }
 

@@ -17,8 +17,8 @@ use super::outcome::{Outcome, Result, out};
 use super::recordings::{Devices, Recordings, limit_json};
 use super::settings::{NamedConf, need_of};
 use super::show::{
-    LUCK, NEED_HEADING, PYTORCHS, UNKNOWN, columns, is_json, joined, mib, need_cells, paste_json,
-    progress, shown_conf, table, value_or_dash,
+    LUCK, NEED_HEADING, PYTORCHS, UNKNOWN, check_sort, columns, is_json, joined, near, need_cells,
+    paste_json, progress, say, shown_conf, table, value_or_dash,
 };
 
 /// Compare strategies on the same recordings.
@@ -41,7 +41,13 @@ struct ComparedConf {
     trial: Trial,
 }
 
+/// The headings of the tables besides [`NEED_HEADING`].
+const UNDER_LIMIT_HEADING: &str = "reserved MiB: | oom:";
+const TIME_HEADING: &str = "ns/op:";
+const RANKS_HEADING: &str = "configuration | largest need MiB: | of";
+
 pub(crate) fn run(args: &Compare) -> Result<Outcome> {
+    check_sort(&[NEED_HEADING, UNDER_LIMIT_HEADING, TIME_HEADING, RANKS_HEADING])?;
     let confs = args.confs.parsed(&args.recordings)?;
     let mut all = Vec::new();
     let mut compare = |name: &str, trace: Trace| -> Result<Outcome> {
@@ -161,18 +167,18 @@ fn write_table(name: &str, recording: &Recording, rows: &[ComparedConf]) -> std:
     let limit = recording.limit;
     let mut heading = columns(NEED_HEADING);
     if limit.is_some() {
-        heading.extend(columns("reserved MiB: | oom:"));
+        heading.extend(columns(UNDER_LIMIT_HEADING));
     }
-    heading.extend(columns("ns/op:"));
+    heading.extend(columns(TIME_HEADING));
     let least = rows.iter().filter_map(|row| row.need.needs_bytes).min();
     let differ = rows.iter().any(|row| row.need.needs_bytes != least);
     let needs = |need: &Need| match need.needs_bytes {
         None => "none fits".to_owned(),
         Some(bytes) => {
             let star = if differ && Some(bytes) == least { "*" } else { "" };
-            let luck = need.with_luck_bytes.map(|bytes| mib(bytes as f64));
+            let luck = need.with_luck_bytes.map(near);
             let luck = luck.map_or_else(String::new, |luck| format!(" ({luck} with luck)"));
-            format!("{star}{}{luck}", mib(bytes as f64))
+            format!("{star}{}{luck}", near(bytes))
         }
     };
     let cells = rows.iter().map(|ComparedConf { conf, need, trial }| {
@@ -181,13 +187,13 @@ fn write_table(name: &str, recording: &Recording, rows: &[ComparedConf]) -> std:
         let mut cells = need_cells(shown_conf(conf), needs(need), &setting, recorded_ms);
         if limit.is_some() {
             let reserved = trial.run.statistics.reserved_bytes.all.peak;
-            cells.extend([mib(reserved as f64), trial.run.ooms.to_string()]);
+            cells.extend([near(u64::try_from(reserved).unwrap_or(0)), trial.run.ooms.to_string()]);
         }
         cells.push(format!("{:.0}", trial.run.ns_per_op));
         cells
     });
     let figures = &recording.figures;
-    let reserved = mib(figures.peak_reserved_bytes as f64);
+    let reserved = near(figures.peak_reserved_bytes);
     let calls = (figures.device_allocs + figures.device_frees).to_string();
     let mut recorded = vec![
         format!("{RECORDED}: {}", shown_conf(&recording.trace.conf)),
@@ -204,26 +210,37 @@ fn write_table(name: &str, recording: &Recording, rows: &[ComparedConf]) -> std:
     let cells: Vec<_> =
         cells.chain([recorded].into_iter().filter(|_| has_figures(recording))).collect();
     let mut out = out();
-    writeln!(out, "{}", shown(name))?;
+    say(&mut out, format_args!("{}", shown(name)))?;
     table(&mut out, &heading, &cells)?;
-    writeln!(
-        out,
-        "* least. needs: the smallest device on which no request fails; retries, device calls and device \
+    say(
+        &mut out,
+        format_args!(
+            "* least. needs: the smallest device on which no request fails; retries, device calls and device \
          ms (simulated, from call costs measured on an H200; in brackets the part of the recorded time) are \
          there."
+        ),
     )?;
-    writeln!(out, "{BESIDES}")?;
+    say(&mut out, format_args!("{BESIDES}"))?;
     if rows.iter().any(|row| row.need.with_luck_bytes.is_some()) {
-        writeln!(out, "{LUCK}")?;
+        say(&mut out, format_args!("{LUCK}"))?;
     }
     if let Some(limit) = limit {
-        let bytes = mib(limit.bytes as f64);
-        writeln!(out, "reserved MiB and oom: under the limit of {bytes} MiB ({}).", limit.source)?;
+        let bytes = near(limit.bytes);
+        say(
+            &mut out,
+            format_args!(
+                "reserved MiB and oom: under the limit of {bytes} MiB ({}).",
+                limit.source
+            ),
+        )?;
     }
     for row in rows.iter().filter(|row| row.need.needs_bytes.is_some()) {
         if let Some(lucky) = row.need.lucky_bytes.first() {
-            let (conf, bytes) = (shown_conf(&row.conf), mib(*lucky as f64));
-            writeln!(out, "{conf} also ran on {bytes} MiB by luck, and failed on more.")?;
+            let (conf, bytes) = (shown_conf(&row.conf), near(*lucky));
+            say(
+                &mut out,
+                format_args!("{conf} also ran on {bytes} MiB by luck, and failed on more."),
+            )?;
         }
     }
     Ok(())
@@ -233,7 +250,7 @@ fn write_table(name: &str, recording: &Recording, rows: &[ComparedConf]) -> std:
 fn write_pastes(rows: &[ComparedConf], torch: Option<TorchVersion>) -> std::io::Result<()> {
     let mut out = out();
     if rows.iter().any(|row| row.conf.contains("compat:")) {
-        writeln!(out, "{PYTORCHS}")?;
+        say(&mut out, format_args!("{PYTORCHS}"))?;
     }
     let fits = rows.iter().filter(|row| row.need.needs_bytes.is_some());
     let pastes: Vec<(Paste, &ComparedConf)> =
@@ -241,11 +258,13 @@ fn write_pastes(rows: &[ComparedConf], torch: Option<TorchVersion>) -> std::io::
     for for_pytorch in [true, false] {
         let least = pastes.iter().find(|(paste, _)| paste.is_for_pytorch == for_pytorch);
         if let Some((paste, row)) = least {
-            writeln!(
-                out,
-                "The least need, {} MiB: {}",
-                row.need.in_mib(),
-                shown(&paste.to_string())
+            say(
+                &mut out,
+                format_args!(
+                    "The least need, {} MiB: {}",
+                    row.need.in_mib(),
+                    shown(&paste.to_string())
+                ),
             )?;
         }
     }
@@ -279,7 +298,7 @@ fn write_difference(
     } else {
         "not every recorded decision can be repeated; `replay --verify` shows the first"
     };
-    writeln!(out(), "{RECORDED} and {} differ: {why}.", shown_conf(&row.conf))
+    say(&mut out(), format_args!("{RECORDED} and {} differ: {why}.", shown_conf(&row.conf)))
 }
 
 /// Treats recordings whose names differ only in numbers as one job. Prints, for each configuration, the
@@ -304,13 +323,13 @@ fn write_ranks(all: &[(String, Vec<ComparedConf>)]) -> std::io::Result<()> {
             });
             let Some(rows) = rows.collect::<Option<Vec<_>>>() else { continue };
             if let Some((name, bytes)) = rows.into_iter().rev().max_by_key(|(_, bytes)| *bytes) {
-                let most = if bytes == u64::MAX { "none fits".into() } else { mib(bytes as f64) };
+                let most = if bytes == u64::MAX { "none fits".into() } else { near(bytes) };
                 cells.push(vec![shown_conf(conf), most, name.clone()]);
             }
         }
-        let heading = columns("configuration | largest need MiB: | of");
+        let heading = columns(RANKS_HEADING);
         let mut out = out();
-        writeln!(out, "{} ({} recordings of one job)", shown(&job), ranks.len())?;
+        say(&mut out, format_args!("{job} ({} recordings of one job)", ranks.len()))?;
         table(&mut out, &heading, &cells)?;
     }
     Ok(())

@@ -17,10 +17,11 @@ use super::assertion::{DifferenceBound, DifferenceVerdict, Judgement};
 use super::host::Terminal;
 use super::junit::TestCase;
 use super::options::Conditions;
-use super::outcome::{BadArguments, Outcome, Result, out, unless_closed};
+use super::outcome::{BadArguments, Outcome, Result, out, unless_closed, write_note};
 use super::recordings::{Devices, Recordings, limit_json, name_of};
 use super::show::{
-    UNKNOWN, columns, emphasised, is_json, joined, mib, progress, shown_path, table, value_or_dash,
+    UNKNOWN, columns, emphasised, is_json, joined, near, progress, say, shown_path, table,
+    value_or_dash, with_sign,
 };
 
 /// Compare two recordings of one program: which code holds more memory, and the first request that
@@ -70,6 +71,12 @@ pub(crate) fn run(args: &DiffArguments) -> Result<Outcome> {
     let bar = progress(1, "aligning requests");
     let diff = &Diff::of(a, b);
     bar.finish_and_clear();
+    if diff.requests.are_unrelated() {
+        let same = counted_as(diff.requests.same as u64, "request is", "requests are");
+        write_note(format_args!(
+            "only {same} the same: these may be recordings of two programs, which a difference does not compare"
+        ));
+    }
     let verdicts = conditions.iter().map(|one| one.check_difference(diff));
     let verdicts: Vec<DifferenceVerdict> = verdicts.collect::<Result<_>>()?;
     let found = Differences { files, names: [name_a, name_b], diff, verdicts: &verdicts };
@@ -96,11 +103,7 @@ pub(crate) fn change([a, b]: [u64; 2]) -> String {
     let bytes = difference([a, b]) as f64;
     let percent =
         if a == 0 { String::new() } else { format!(", {:+.1} %", bytes * 100.0 / a as f64) };
-    format!("{:+.1} MiB{percent}", bytes / f64::from(1 << 20))
-}
-
-fn signed_mib(bytes: i64) -> String {
-    format!("{:+.1}", bytes as f64 / f64::from(1 << 20))
+    format!("{} MiB{percent}", with_sign(difference([a, b])))
 }
 
 /// The results for two recordings.
@@ -116,7 +119,7 @@ impl Differences<'_> {
         let Self { files, diff, verdicts, .. } = self;
         let mut out = out();
         for (side, file) in ["A", "B"].iter().zip(*files) {
-            writeln!(out, "{side}: {}", shown_path(file))?;
+            say(&mut out, format_args!("{side}: {}", shown_path(file)))?;
         }
         for verdict in *verdicts {
             let text = format!("{}  {}", verdict.judgement.condition, verdict.judgement.sentence);
@@ -124,13 +127,15 @@ impl Differences<'_> {
         }
         if diff.is_empty() {
             let requests = counted_as(diff.requests.same as u64, "request", "requests");
-            return writeln!(
-                out,
-                "Nothing differs: {requests}, the live bytes at the peak, the segments and the need are the same."
+            return say(
+                &mut out,
+                format_args!(
+                    "Nothing differs: {requests}, the live bytes at the peak, the segments and the need are the same."
+                ),
             );
         }
         if verdicts.is_empty() {
-            writeln!(out, "{}", emphasised(&self.sentence()))?;
+            writeln!(out, "{}", emphasised(self.sentence()))?;
         }
         writeln!(out)?;
         self.write_figures()?;
@@ -143,15 +148,10 @@ impl Differences<'_> {
         let needs = self.diff.sides().map(|side| side.need.needs_bytes);
         match needs {
             [Some(a), Some(b)] if a == b => {
-                format!("B needs as much memory as A: {} MiB.", mib(a as f64))
+                format!("B needs as much memory as A: {} MiB.", near(a))
             }
             [Some(a), Some(b)] => {
-                format!(
-                    "B needs {} MiB, A {} MiB ({}).",
-                    mib(b as f64),
-                    mib(a as f64),
-                    change([a, b])
-                )
+                format!("B needs {} MiB, A {} MiB ({}).", near(b), near(a), change([a, b]))
             }
             [None, None] => "No device suffices for A or B.".to_owned(),
             [None, _] => "No device suffices for A.".to_owned(),
@@ -161,9 +161,9 @@ impl Differences<'_> {
 
     fn write_figures(&self) -> io::Result<()> {
         let [a, b] = self.diff.sides().map(figures);
-        let cell = |value: Option<u64>| value_or_dash(value.map(|bytes| mib(bytes as f64)));
+        let cell = |value: Option<u64>| value_or_dash(value.map(near));
         let rows = FIGURES.iter().zip(a).zip(b).map(|(((name, _), a), b)| {
-            let change = a.zip(b).map(|(a, b)| signed_mib(difference([a, b])));
+            let change = a.zip(b).map(|(a, b)| with_sign(difference([a, b])));
             vec![(*name).to_owned(), cell(a), cell(b), value_or_dash(change)]
         });
         let rows: Vec<_> = rows.collect();
@@ -177,9 +177,9 @@ impl Differences<'_> {
         let requests = &diff.requests;
         let Some(first) = self.first() else {
             let same = counted_as(requests.same as u64, "request", "requests");
-            return writeln!(out, "Both make the same {same}.\n");
+            return say(&mut out, format_args!("Both make the same {same}.\n"));
         };
-        writeln!(out, "The first request that differs:")?;
+        say(&mut out, format_args!("The first request that differs:"))?;
         let cells = |which: &str, request: &ShownRequest| {
             let failed = if request.failed { " (failed)" } else { "" };
             vec![
@@ -198,14 +198,16 @@ impl Differences<'_> {
         let heading = columns(" | request: | event: | bytes: | stream: | requested by (called by)");
         table(&mut out, &heading, &rows.collect::<Vec<_>>())?;
         let [only_a, only_b] = requests.only.map(|count| count as u64);
-        writeln!(
-            out,
-            "{} the same, {} different, {} only in A, {} only in B, in {}.\n",
-            counted_as(requests.same as u64, "request is", "requests are"),
-            grouped(requests.changed as u64),
-            grouped(only_a),
-            grouped(only_b),
-            counted_as(requests.places.len() as u64, "place", "places")
+        say(
+            &mut out,
+            format_args!(
+                "{} the same, {} different, {} only in A, {} only in B, in {}.\n",
+                counted_as(requests.same as u64, "request is", "requests are"),
+                grouped(requests.changed as u64),
+                grouped(only_a),
+                grouped(only_b),
+                counted_as(requests.places.len() as u64, "place", "places")
+            ),
         )
     }
 
@@ -226,19 +228,25 @@ impl Differences<'_> {
         let grew = &self.diff.grew;
         let mut out = out();
         if grew.is_empty() {
-            return writeln!(out, "At the peak of live bytes each line of code holds as much.\n");
+            return say(
+                &mut out,
+                format_args!("At the peak of live bytes each line of code holds as much.\n"),
+            );
         }
-        writeln!(out, "At each recording's peak of live bytes these hold more or less:")?;
+        say(
+            &mut out,
+            format_args!("At each recording's peak of live bytes these hold more or less:"),
+        )?;
         let row = |row: &Growth| {
-            let [a, b] = row.bytes.map(|bytes| mib(bytes as f64));
+            let [a, b] = row.bytes.map(near);
             let [blocks_a, blocks_b] = row.blocks.map(grouped);
-            vec![signed_mib(row.difference()), a, b, blocks_a, blocks_b, row.label()]
+            vec![with_sign(row.difference()), a, b, blocks_a, blocks_b, row.label()]
         };
         let heading = columns("MiB: | A: | B: | blocks A: | blocks B: | requested by (called by)");
         let rows: Vec<_> = grew.iter().take(ROWS_SHOWN).map(row).collect();
         table(&mut out, &heading, &rows)?;
         if grew.len() > ROWS_SHOWN {
-            writeln!(out, "(the largest {ROWS_SHOWN} of {})", self.diff.grew_count)?;
+            say(&mut out, format_args!("(the largest {ROWS_SHOWN} of {})", self.diff.grew_count))?;
         }
         writeln!(out)
     }
@@ -249,18 +257,20 @@ impl Differences<'_> {
             return Ok(());
         }
         let mut out = out();
-        writeln!(
-            out,
-            "At the peak of reserved bytes B has {} with live blocks that A has not:",
-            counted_as(self.diff.kept_count, "segment", "segments")
+        say(
+            &mut out,
+            format_args!(
+                "At the peak of reserved bytes B has {} with live blocks that A has not:",
+                counted_as(self.diff.kept_count, "segment", "segments")
+            ),
         )?;
         let row = |segment: &KeptSegment| {
             vec![
-                mib(segment.size_bytes as f64),
-                mib(segment.free_bytes as f64),
+                near(segment.size_bytes),
+                near(segment.free_bytes),
                 format!("{:#x}", segment.stream.0),
                 grouped(segment.blocks),
-                mib(segment.largest_bytes as f64),
+                near(segment.largest_bytes),
                 match &segment.largest {
                     Some(ShownRequest { request, requested_by: Some(label), .. }) => {
                         format!("{label} (request {})", grouped(*request))

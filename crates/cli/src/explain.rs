@@ -15,7 +15,7 @@ use stratalloc_sim::{EventMode, Sim, SimOptions};
 
 use super::outcome::{Outcome, Result, out, write_stderr};
 use super::settings;
-use super::show::{columns, is_json, table};
+use super::show::{columns, is_json, say, table};
 use super::view;
 
 /// Show the keys of a configuration, their values and where they come from.
@@ -72,23 +72,23 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
         return Ok(if unbuilt.is_none() { Outcome::Good } else { Outcome::Unjudged });
     }
     let mut out = out();
-    writeln!(out, "source: {source}")?;
+    say(&mut out, format_args!("source: {source}"))?;
     let shown_rows: Vec<Vec<String>> = rows.iter().filter(is_shown).map(cells).collect();
     let left = rows.len() - shown_rows.len();
     if shown_rows.is_empty() {
-        writeln!(out, "Nothing is set: every key has its default.")?;
+        say(&mut out, format_args!("Nothing is set: every key has its default."))?;
     } else {
         table(&mut out, &columns("key | value | from | PyTorch | note"), &shown_rows)?;
     }
     if left > 0 {
         let keys = counted_as(left as u64, "key has its default", "keys have their defaults");
-        writeln!(out, "{keys}: --all shows all.")?;
+        say(&mut out, format_args!("{keys}: --all shows all."))?;
     }
     for warning in config.warnings() {
-        writeln!(out, "warning: {warning}")?;
+        say(&mut out, format_args!("warning: {warning}"))?;
     }
     for note in notes {
-        writeln!(out, "note: {}", shown(&note))?;
+        say(&mut out, format_args!("note: {}", shown(&note)))?;
     }
     match unbuilt {
         None => Ok(Outcome::Good),

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use stratalloc::config::{Config, TorchVersion, shown};
 use stratalloc_analysis::{
     BESIDES, Forecast, ForecastError, Need, Paste, Sample, SearchOptions, Sizes, VALUE_MAX,
-    counted_as, near,
+    counted_as,
 };
 use stratalloc_recording::{ReplayError, Trace};
 
@@ -21,8 +21,8 @@ use super::outcome::{BadArguments, Outcome, Result, out};
 use super::recordings::{Devices, Recordings};
 use super::settings::need_of;
 use super::show::{
-    Align, PYTORCHS, columns, emphasised, is_json, joined, mib, paste_json, progress, shown_conf,
-    shown_path, table, value_or_dash,
+    Align, PYTORCHS, columns, emphasised, is_json, joined, near, paste_json, progress, say,
+    shown_conf, shown_path, table, value_or_dash,
 };
 use super::size::Amount;
 
@@ -228,7 +228,7 @@ fn listed(values: &[u64]) -> String {
 impl Forecasts<'_> {
     fn write(&self) -> io::Result<()> {
         let mut out = out();
-        writeln!(out, "{}", emphasised(&self.sentence()))?;
+        writeln!(out, "{}", emphasised(self.sentence()))?;
         if let Some(text) = self.largest() {
             writeln!(out, "{}", emphasised(&text))?;
         }
@@ -237,7 +237,7 @@ impl Forecasts<'_> {
         let mut heading = columns("configuration | needs MiB:");
         heading.extend(self.fits.map(|_| (largest.as_str(), Align::Right)));
         let cells = self.rows.iter().map(|row| {
-            let needs = row.need.needs_bytes.map(|bytes| mib(bytes as f64));
+            let needs = row.need.needs_bytes.map(near);
             let needs = needs.unwrap_or_else(|| "none fits".to_owned());
             let mut cells = vec![shown_conf(&row.conf), needs];
             cells.extend(self.fits.map(|_| value_or_dash(row.largest)));
@@ -245,11 +245,14 @@ impl Forecasts<'_> {
         });
         table(&mut out, &heading, &cells.collect::<Vec<_>>())?;
         if self.rows.iter().any(|row| row.conf.contains("compat:")) {
-            writeln!(out, "{PYTORCHS}")?;
+            say(&mut out, PYTORCHS)?;
         }
-        writeln!(out, "needs: the smallest device on which no request fails. {BESIDES}")?;
+        say(
+            &mut out,
+            format_args!("needs: the smallest device on which no request fails. {BESIDES}"),
+        )?;
         writeln!(out)?;
-        self.facts().iter().try_for_each(|fact| writeln!(out, "{fact}"))
+        self.facts().iter().try_for_each(|fact| say(&mut out, fact))
     }
 
     fn sentence(&self) -> String {

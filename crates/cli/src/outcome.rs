@@ -69,7 +69,8 @@ pub(crate) fn out() -> impl Write {
 /// Prints lines on standard error, without control characters. Ignores a failure to print; the exit code
 /// still reports the error.
 pub(crate) fn write_stderr(lines: impl Display) {
-    let clean: Vec<String> = lines.to_string().split('\n').map(shown).collect();
+    let line = |line: &str| view::wrapped_for_stderr(&shown(line));
+    let clean: Vec<String> = lines.to_string().split('\n').map(line).collect();
     let _ = writeln!(io::stderr(), "{}", clean.join("\n"));
 }
 

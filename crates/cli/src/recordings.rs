@@ -48,6 +48,8 @@ pub(crate) struct Recordings {
 pub(crate) enum Devices {
     /// The first one in the order of [`DeviceFigures::order`](stratalloc_recording::DeviceFigures::order).
     First,
+    /// The same. The command itself shows how the devices compare.
+    Compared,
     /// All devices with events, in this order.
     Each,
     /// All devices with events or memory, in this order. The command itself shows how they compare.
@@ -150,12 +152,13 @@ impl Recordings {
         let first = self.read(path, &source, self.recorded_device)?;
         let (name, devices) = (name_of(path), first.devices.clone());
         let is_shown = |figures: &&DeviceFigures| match wanted {
-            Devices::First => figures.device == first.device,
+            Devices::First | Devices::Compared => figures.device == first.device,
             Devices::Each => figures.events > 0 || figures.device == first.device,
             Devices::All => true,
         };
         let shown: Vec<u32> = devices.iter().filter(is_shown).map(|one| one.device).collect();
-        if let Some(compared) = devices_sentence(&devices) {
+        let compared = devices_sentence(&devices).filter(|_| wanted != Devices::Compared);
+        if let Some(compared) = compared {
             let one_by_one = "shown one by one, in this order; --recorded-device N takes one";
             let note = match (wanted, shown.len()) {
                 (Devices::All, count) => format!("{count} devices, {one_by_one}"),
@@ -190,7 +193,7 @@ impl Recordings {
         let name = shown_path(path);
         let (file, length): (Box<dyn Read + '_>, u64) = match source {
             RecordingInput::File(path) => {
-                let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
+                let file = opened(path)?;
                 let length = file.metadata().map_or(0, |metadata| metadata.len());
                 (Box::new(file), length)
             }
@@ -209,7 +212,7 @@ impl Recordings {
     /// Reads the device to look at first, or the one that the user selected, from a file. Prints nothing.
     pub(crate) fn read_silently(&self, path: &Path) -> Result<Trace, String> {
         let name = shown_path(path);
-        let file = std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))?;
+        let file = opened(path)?;
         self.decoded(&name, Box::new(file), self.recorded_device, None)
             .map_err(|error| error.to_string())
     }
@@ -237,6 +240,18 @@ impl Recordings {
     pub(crate) fn read_options(&self) -> String {
         format!("{:?} {}", self.recorded_device, self.max_input)
     }
+}
+
+/// Opens a file. A folder is an error, which some systems report only when it is read.
+fn opened(path: &Path) -> Result<std::fs::File, String> {
+    let name = shown_path(path);
+    if path.is_dir() {
+        let folder = name.trim_end_matches('/');
+        return Err(format!(
+            "{name}: it is a folder; pass the recordings in it, as {folder}/*.pickle"
+        ));
+    }
+    std::fs::File::open(path).map_err(|error| format!("{name}: {error}"))
 }
 
 /// Prints an error and adds it to `failed`, so that the remaining recordings are still processed. An error

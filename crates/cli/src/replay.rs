@@ -24,7 +24,7 @@ use super::host::{Host, Terminal};
 use super::outcome::{BadArguments, Outcome, Result, out, unless_closed, write_note};
 use super::recordings::{Devices, Recordings, limit_json, write_remarks};
 use super::settings::{self, NamedConf};
-use super::show::{is_json, joined, mib, shown_conf, shown_path};
+use super::show::{is_json, joined, near, say, shown_conf, shown_path};
 use super::{files, text};
 
 /// Repeat recordings on an allocator.
@@ -41,7 +41,7 @@ pub(crate) struct Replay {
     verify: bool,
     /// Begin with the layout right after this many events of the recording, which the recorded settings
     /// led to, and go on from there with --conf.
-    #[arg(long, value_name = "EVENT")]
+    #[arg(long, value_name = "EVENT", value_parser = event_number)]
     at: Option<usize>,
     /// Device: sim, host or cuda:N.
     #[arg(long, default_value = "sim")]
@@ -356,67 +356,83 @@ impl Replayed<'_> {
     fn write(&self, [trace, conf, device]: [&str; 3], limit_is_set: bool) -> std::io::Result<()> {
         let (s, ns_per_op) = (self.statistics, self.ns_per_op());
         let Run { allocations, frees, ooms, wall_s, .. } = *self.run;
-        let bytes = |n: i64| mib(n as f64);
+        let bytes = |n: i64| near(u64::try_from(n).unwrap_or(0));
         let mut out = out();
-        writeln!(out, "{}  [{}] on {}", shown(trace), shown_conf(conf), device)?;
-        writeln!(
-            out,
-            "  {}, {}, {} out of memory, {}, {} of empty_cache",
-            counted_as(allocations, "allocation", "allocations"),
-            counted_as(frees, "free", "frees"),
-            ooms,
-            counted_as(s.num_alloc_retries.unsigned_abs(), "retry", "retries"),
-            counted_as(self.recording.workload.empty_caches.into(), "call", "calls")
+        say(&mut out, format_args!("{}  [{}] on {}", shown(trace), shown_conf(conf), device))?;
+        say(
+            &mut out,
+            format_args!(
+                "  {}, {}, {} out of memory, {}, {} of empty_cache",
+                counted_as(allocations, "allocation", "allocations"),
+                counted_as(frees, "free", "frees"),
+                ooms,
+                counted_as(s.num_alloc_retries.unsigned_abs(), "retry", "retries"),
+                counted_as(self.recording.workload.empty_caches.into(), "call", "calls")
+            ),
         )?;
-        writeln!(
-            out,
-            "  peak MiB: requested {}, allocated {}, reserved {}; device allocations {}, frees {}",
-            bytes(s.requested_bytes.all.peak),
-            bytes(s.allocated_bytes.all.peak),
-            bytes(s.reserved_bytes.all.peak),
-            s.num_device_alloc,
-            s.num_device_free
+        say(
+            &mut out,
+            format_args!(
+                "  peak MiB: requested {}, allocated {}, reserved {}; device allocations {}, frees {}",
+                bytes(s.requested_bytes.all.peak),
+                bytes(s.allocated_bytes.all.peak),
+                bytes(s.reserved_bytes.all.peak),
+                s.num_device_alloc,
+                s.num_device_free
+            ),
         )?;
         let recorded_ooms = self.recording.figures.ooms;
         // If fewer requests failed than in the recording, the replay may have had more memory than the
         // recorded program.
         if ooms < recorded_ooms && !limit_is_set {
             let times = counted_as(recorded_ooms, "time", "times");
-            writeln!(
-                out,
-                "  the recorded program ran out of memory {times}: --memory-fraction or --total-memory \
+            say(
+                &mut out,
+                format_args!(
+                    "  the recorded program ran out of memory {times}: --memory-fraction or --total-memory \
                  sets how much it had"
+                ),
             )?;
         }
         if let Some(report) = self.first_out_of_memory() {
-            writeln!(out, "  first: {}", report.replace('\n', "\n    "))?;
+            say(&mut out, format_args!("  first: {}", report.replace('\n', "\n    ")))?;
         }
         if ns_per_op > 0.0 {
-            writeln!(out, "  {ns_per_op:.1} ns an operation, {wall_s:.2} s in all")?;
+            say(&mut out, format_args!("  {ns_per_op:.1} ns an operation, {wall_s:.2} s in all"))?;
         }
         if let Some(verified) = self.verification {
-            writeln!(
-                out,
-                "  mismatches: {} addresses, {} segment events, {} segments of the final layout",
-                verified.address_mismatches,
-                verified.segment_mismatches,
-                verified.layout_mismatches
+            say(
+                &mut out,
+                format_args!(
+                    "  mismatches: {} addresses, {} segment events, {} segments of the final layout",
+                    verified.address_mismatches,
+                    verified.segment_mismatches,
+                    verified.layout_mismatches
+                ),
             )?;
             if s.num_alloc_retries > 0 || self.recording.workload.empty_caches > 0 {
-                writeln!(
-                    out,
-                    "  not compared: retries and calls of empty_cache, which leave the same events"
+                say(
+                    &mut out,
+                    format_args!(
+                        "  not compared: retries and calls of empty_cache, which leave the same events"
+                    ),
                 )?;
             }
             if let Some(first) = &verified.first_mismatch {
-                writeln!(out, "  first: {}", shortened(first))?;
+                say(&mut out, format_args!("  first: {}", shortened(first)))?;
             }
             if let Some(lacks) = self.probably_lacks() {
-                writeln!(out, "  the recording probably lacks {lacks}")?;
+                say(&mut out, format_args!("  the recording probably lacks {lacks}"))?;
             }
         }
         Ok(())
     }
+}
+
+/// Parses the number of an event.
+fn event_number(text: &str) -> Result<usize, String> {
+    let expected = || "expected a number of events, such as 1000".to_owned();
+    text.replace([',', '_'], "").parse().map_err(|_| expected())
 }
 
 /// Prints the limit that the replay used, if the user set none.
@@ -425,10 +441,13 @@ fn write_limit(recording: &Recording) -> std::io::Result<()> {
     let Some(limit) = recording.limit.filter(|_| recording.limit_is_inferred()) else {
         return Ok(());
     };
-    let (bounds, source) = (limit.in_tenths(), limit.source);
+    let (bounds, source) = (limit.between_in_mib(), limit.source);
     match limit.known() {
-        Some(_) => writeln!(out(), "  limit: {bounds}, {source}; {OFF}"),
-        None => writeln!(out(), "  {source}; replayed with a memory fraction {bounds}; {OFF}"),
+        Some(_) => say(&mut out(), format_args!("  limit: {bounds}, {source}; {OFF}")),
+        None => say(
+            &mut out(),
+            format_args!("  {source}; replayed with a memory fraction {bounds}; {OFF}"),
+        ),
     }
 }
 

@@ -16,7 +16,7 @@ use super::host::Terminal;
 use super::options::{ExtraConfs, PageFile, SearchArguments};
 use super::outcome::{BadArguments, Outcome, Result, out, write_note};
 use super::recordings::{Devices, Recordings, name_of};
-use super::show::{mib, shown_path};
+use super::show::{near, say, shown_path};
 use super::{files, settings};
 
 /// For recordings with more operations than this, settings are searched only on request.
@@ -80,8 +80,8 @@ pub(crate) fn run(args: &ReportArguments) -> Result<Outcome> {
     target.write(page.as_bytes())?;
     if output != Path::new("-") {
         let count = counted_as(report.recordings() as u64, "recording", "recordings");
-        let (size, path) = (mib(page.len() as f64), shown_path(&output));
-        writeln!(out(), "{path}: {count}, {size} MiB; open it in a browser")?;
+        let (size, path) = (near(page.len() as u64), shown_path(&output));
+        say(&mut out(), format_args!("{path}: {count}, {size} MiB; open it in a browser"))?;
     }
     Ok(outcome)
 }

@@ -1,13 +1,18 @@
 //! Formats numbers and names, and shows progress bars on terminals.
 
+use std::fmt::Display;
+use std::io::{self, Write};
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use serde_json::{Value, json};
 
-pub(crate) use super::table::{Align, columns, is_json, table, table_text};
+pub(crate) use super::table::{
+    Align, check_sort, columns, is_json, is_markdown, table, table_text, toned_table,
+};
 use super::view;
 use stratalloc::config::shown;
+pub(crate) use stratalloc_analysis::near;
 use stratalloc_analysis::{Paste, Setting};
 
 /// The note below tables in which a need depends on the addresses that the device assigns.
@@ -18,8 +23,20 @@ pub(crate) const LUCK: &str = "with luck: which of two free blocks of one size i
 pub(crate) const PYTORCHS: &str = "compat:pytorch: replayed with PyTorch's decisions; a line for PyTorch is without \
     this key, which only stratalloc has";
 
-/// Formats bytes as mebibytes with one decimal.
-pub(crate) fn mib(bytes: f64) -> String {
+/// Formats a negative number of bytes with a minus, and else like [`near`].
+pub(crate) fn signed_near(bytes: i64) -> String {
+    let sign = if bytes < 0 { "-" } else { "" };
+    format!("{sign}{}", near(bytes.unsigned_abs()))
+}
+
+/// Formats a difference of bytes with its sign.
+pub(crate) fn with_sign(bytes: i64) -> String {
+    let sign = if bytes < 0 { "" } else { "+" };
+    format!("{sign}{}", signed_near(bytes))
+}
+
+/// Formats bytes in MiB with one decimal, for conditions, whose bounds are exact.
+pub(crate) fn tenths(bytes: f64) -> String {
     format!("{:.1}", bytes / f64::from(1 << 20))
 }
 
@@ -55,7 +72,7 @@ pub(crate) fn need_cells(
         value_or_dash(setting.retries),
         value_or_dash(setting.device_calls),
         value_or_dash(setting.device_ms.map(|ms| device_ms(ms, recorded_ms))),
-        mib(setting.reserved_unlimited_bytes as f64),
+        near(setting.reserved_unlimited_bytes),
     ]
 }
 
@@ -74,9 +91,35 @@ pub(crate) fn joined<const N: usize>(objects: [Value; N]) -> Value {
     fields.flatten().collect()
 }
 
-/// Formats a line in bold if standard output shows colours.
-pub(crate) fn emphasised(text: &str) -> String {
-    console::style(shown(text)).bold().force_styling(view::current().has_colours).to_string()
+/// Prints a text, each of its lines wrapped to the width of a line and without control characters. What
+/// follows an indented line's first is indented too.
+pub(crate) fn say(out: &mut impl Write, text: impl Display) -> io::Result<()> {
+    let view = view::current();
+    text.to_string().split('\n').try_for_each(|line| {
+        let line = shown(line);
+        let indent = " ".repeat(line.len() - line.trim_start().len());
+        let lines = view.wrapped(line.trim_start(), &indent);
+        writeln!(out, "{lines}")
+    })
+}
+
+/// Wraps sentences to the width of a line, without control characters.
+pub(crate) fn wrapped(text: impl Display) -> String {
+    view::current().wrapped(&shown(&text.to_string()), "")
+}
+
+/// Does the same as [`wrapped`], and makes the sentences bold if standard output shows colours.
+pub(crate) fn emphasised(text: impl Display) -> String {
+    view::current().bold(&wrapped(text))
+}
+
+/// Formats a configuration that was replayed. With the default settings of an allocator, this is its name.
+pub(crate) fn replayed_conf(conf: &str) -> String {
+    match conf.trim() {
+        "" => "stratalloc's default".to_owned(),
+        "compat:pytorch" => "PyTorch's default".to_owned(),
+        conf => shown(conf),
+    }
 }
 
 /// Formats a path without control characters, because file names come from untrusted sources.

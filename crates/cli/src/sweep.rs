@@ -23,7 +23,8 @@ use super::recordings::Recordings;
 use super::report::Target;
 use super::settings::{self, NamedConf};
 use super::show::{
-    Align, columns, is_json, joined, mib, paste_json, progress, shown_conf, table, table_text,
+    Align, check_sort, columns, is_json, joined, near, paste_json, progress, say, shown_conf,
+    table, table_text,
 };
 use state::State;
 use work::Sweep;
@@ -41,7 +42,7 @@ pub(crate) struct SweepArguments {
     #[command(flatten)]
     search: SearchArguments,
     /// Number of threads. Default: the number of processors.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = thread_count)]
     jobs: Option<NonZero<usize>>,
     /// File to which finished work is added. A run with the same file does only the rest.
     #[arg(long, value_name = "FILE")]
@@ -70,7 +71,16 @@ enum Part {
 /// The maximum number of groups whose difference is printed, and of recordings that are named for each.
 const SHOWN: [usize; 2] = [20, 4];
 
+/// Parses a number of threads.
+fn thread_count(text: &str) -> Result<NonZero<usize>, String> {
+    text.parse().map_err(|_| "expected a number of threads, 1 or more".to_owned())
+}
+
+/// The headings of the table.
+const HEADING: &str = "recordings: | needs MiB: | at best MiB: | best setting | first of them";
+
 pub(crate) fn run(args: &SweepArguments) -> Result<Outcome> {
+    check_sort(&[HEADING])?;
     let mut paths = args.recordings.files.clone();
     if paths.iter().any(|path| path == Path::new("-")) {
         return Err(BadArguments("sweep reads files, not standard input".to_owned()).into());
@@ -296,9 +306,9 @@ fn write(args: &SweepArguments, found: &Found) -> io::Result<()> {
     let compared = ranks_sentence(&found.ranks, &names).map(|sentence| shown(&sentence));
     let mut out = out();
     if !is_json() {
-        compared.iter().try_for_each(|sentence| writeln!(out, "{sentence}\n"))?;
+        compared.iter().try_for_each(|sentence| say(&mut out, format_args!("{sentence}\n")))?;
         table(&mut out, &heading, &rows)?;
-        return facts.iter().try_for_each(|fact| writeln!(out, "{}", shown(fact)));
+        return facts.iter().try_for_each(|fact| say(&mut out, fact));
     }
     let mut of_all: Vec<Option<Value>> = vec![None; names.len()];
     for (index, error) in &found.unread {
@@ -340,7 +350,7 @@ type GroupTable = (Vec<(&'static str, Align)>, Vec<Vec<String>>);
 
 /// Returns the table of the groups.
 fn rows(found: &Found, names: &[String], torch: Option<TorchVersion>) -> GroupTable {
-    let need = |bytes: Option<u64>| bytes.map_or_else(|| "none fits".to_owned(), |b| mib(b as f64));
+    let need = |bytes: Option<u64>| bytes.map_or_else(|| "none fits".to_owned(), |b| near(b));
     let worst = found.worst().map(|group| group.analysed);
     let row = |group: &Group| {
         let mut row = vec![grouped(group.members.len() as u64)];
@@ -357,7 +367,7 @@ fn rows(found: &Found, names: &[String], torch: Option<TorchVersion>) -> GroupTa
         });
         row
     };
-    let heading = columns("recordings: | needs MiB: | at best MiB: | best setting | first of them");
+    let heading = columns(HEADING);
     (heading, found.groups.iter().map(row).collect())
 }
 
@@ -380,7 +390,7 @@ fn facts(found: &Found, names: &[String], torch: Option<TorchVersion>) -> Vec<St
         None if found.groups.is_empty() => "No recording has a result.".to_owned(),
         None => format!("No setting that was tried suits {of}."),
         Some((conf, bytes)) => {
-            format!("For {of}: {}, in {} MiB.", Paste::of(conf, torch), mib(bytes as f64))
+            format!("For {of}: {}, in {} MiB.", Paste::of(conf, torch), near(bytes))
         }
     });
     facts

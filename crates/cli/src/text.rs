@@ -5,29 +5,39 @@ use std::time::Duration;
 
 use stratalloc::config::shown;
 use stratalloc_analysis::{
-    Answer, CategoryBytes, Choice, CodeFigures, Compared, FrameFigures, FreeClass, GrowthRow,
-    HolderList, MomentCauses, Question, Setting, StepGrowth, counted_as, grouped, host_sentence,
-    totals_rows, totals_sentence,
+    Answer, CategoryBytes, CodeFigures, Compared, FrameFigures, FreeClass, GrowthRow, HolderList,
+    MomentCauses, Question, Setting, StepGrowth, counted_as, device_remark, devices_headline,
+    grouped, host_sentence, size_text, totals_rows, totals_sentence,
 };
-use stratalloc_recording::Totals;
+use stratalloc_recording::{DeviceFigures, Totals};
 
 use super::outcome::out;
+use super::short;
 use super::show::Align::{Left, Right};
 use super::show::{
-    LUCK, NEED_HEADING, PYTORCHS, UNKNOWN, columns, emphasised, mib, need_cells, shown_conf, table,
+    LUCK, NEED_HEADING, PYTORCHS, UNKNOWN, columns, emphasised, near, need_cells, replayed_conf,
+    say, table, toned_table, wrapped,
 };
+use super::view::{self, Tone};
 
 /// The number of settings in the table.
 const SHOWN: usize = 3;
+/// The number of devices in a table that leaves room for an answer.
+const DEVICES_SHOWN: usize = 4;
 /// The maximum number of rows for streams and pools in the table.
 const HEAPS_SHOWN: usize = 8;
 
-/// Prints an answer. The line that compares the devices of a file comes before the first of them.
+/// Prints an answer on one screen. The table that compares the devices of a file comes before the first of
+/// them.
+pub(crate) fn write_short(answer: &Answer, question: &Question) -> io::Result<()> {
+    let rows = write_devices(answer, DEVICES_SHOWN)?;
+    short::write(answer, question, rows)?;
+    writeln!(out())
+}
+
+/// Prints all of an answer. The table that compares the devices of a file comes before the first of them.
 pub(crate) fn write(answer: &Answer, question: &Question) -> io::Result<()> {
-    let is_first = answer.devices.first().is_some_and(|first| first.device == answer.device);
-    if let Some(sentence) = answer.devices_sentence.as_ref().filter(|_| is_first) {
-        writeln!(out(), "{sentence}\n")?;
-    }
+    write_devices(answer, usize::MAX)?;
     if answer.no_history.is_some() {
         return write_dump(answer, question.compared);
     }
@@ -35,22 +45,55 @@ pub(crate) fn write(answer: &Answer, question: &Question) -> io::Result<()> {
     write_tried(answer, question)?;
     let mut out = out();
     if let Some((causes, holders)) = answer.causes.as_ref().zip(answer.holders.as_ref()) {
-        write_causes(&causes.main)?;
+        write_causes(&causes.main, answer)?;
         if let Some(label) = &causes.main.failed_by {
-            writeln!(out, "The failed request came from {}.\n", shown(label))?;
+            writeln!(out, "{}\n", wrapped(format!("The failed request came from {label}.")))?;
         }
-        write_holders(holders, question.compared)?;
+        write_holders(holders, question.compared, answer)?;
         write_categories(answer)?;
         writeln!(out)?;
         let reserved = causes.peak_reserved.as_ref();
         if let Some(reserved) = reserved.filter(|one| one.events != causes.main.events) {
-            write_causes(reserved)?;
+            write_causes(reserved, answer)?;
         }
     }
     if let Some(growth) = answer.growth.as_ref().filter(|growth| growth.is_growing) {
         write_growth(growth)?;
     }
     write_not_shown(answer)
+}
+
+/// Prints how the devices of a file compare, at most `most` of them, if this is the first one's answer.
+/// Returns the number of rows.
+fn write_devices(answer: &Answer, most: usize) -> io::Result<usize> {
+    let is_first = answer.devices.first().is_some_and(|first| first.device == answer.device);
+    let Some(headline) = devices_headline(&answer.devices).filter(|_| is_first) else {
+        return Ok(0);
+    };
+    let mut out = out();
+    writeln!(out, "{}", wrapped(headline))?;
+    let row = |one: &DeviceFigures| {
+        let (reserved, live) = (size_text(one.reserved_peak_bytes), size_text(one.live_peak_bytes));
+        let failed = grouped(one.failures);
+        vec![one.device.to_string(), reserved, live, failed, device_remark(one).to_owned()]
+    };
+    let mut rows: Vec<_> = answer.devices.iter().take(most).map(row).collect();
+    let mut heading = columns("device: | reserved at most: | live at most: | failed: | known");
+    if answer.devices.iter().all(|one| device_remark(one).is_empty()) {
+        heading.pop();
+        rows.iter_mut().for_each(|row| drop(row.pop()));
+    }
+    table(&mut out, &heading, &rows)?;
+    let left = answer.devices.len() - rows.len();
+    if left > 0 {
+        writeln!(
+            out,
+            "and {}: --all shows them",
+            counted_as(left as u64, "more device", "more devices")
+        )?;
+    }
+    writeln!(out)?;
+    Ok(rows.len() + 3 + usize::from(left > 0))
 }
 
 /// Prints the data that a recording lacks.
@@ -60,7 +103,8 @@ fn write_not_shown(answer: &Answer) -> io::Result<()> {
         writeln!(out, "The recording does not show:")?;
     }
     for what in &answer.not_shown {
-        writeln!(out, "  - {what}")?;
+        let lines = view::current().wrapped(&shown(&what.to_string()), "    ");
+        writeln!(out, "  - {}", lines.trim_start())?;
     }
     writeln!(out)
 }
@@ -68,8 +112,8 @@ fn write_not_shown(answer: &Answer) -> io::Result<()> {
 /// Prints the figures that a file states itself.
 fn write_totals(totals: &Totals) -> io::Result<()> {
     let mut out = out();
-    writeln!(out, "{}", totals_sentence(totals))?;
-    let row = |(name, bytes): &(String, u64)| vec![name.clone(), mib(*bytes as f64)];
+    writeln!(out, "{}", wrapped(totals_sentence(totals)))?;
+    let row = |(name, bytes): &(String, u64)| vec![name.clone(), near(*bytes)];
     let rows: Vec<_> = totals_rows(totals).iter().map(row).collect();
     table(&mut out, &[("", Left), ("MiB", Right)], &rows)?;
     writeln!(out)
@@ -80,8 +124,8 @@ pub(crate) fn write_no_history(answer: &Answer) -> io::Result<()> {
     let mut out = out();
     writeln!(out, "{}", shown(&answer.trace))?;
     let Some(no_history) = answer.no_history else { return Ok(()) };
-    writeln!(out, "{}", emphasised(&no_history.sentence()))?;
-    writeln!(out, "{}", no_history.remedy())
+    writeln!(out, "{}", emphasised(no_history.sentence()))?;
+    writeln!(out, "{}", wrapped(no_history.remedy()))
 }
 
 /// Prints the memory at the moment of the dump.
@@ -90,7 +134,7 @@ fn write_dump(answer: &Answer, compared: Compared) -> io::Result<()> {
     let mut out = out();
     let host = answer.host.as_ref().map(host_sentence);
     for line in [host, answer.failed_before_dump()].into_iter().flatten() {
-        writeln!(out, "{line}")?;
+        writeln!(out, "{}", wrapped(line))?;
     }
     writeln!(out)?;
     if let Some(totals) = answer.totals_alone() {
@@ -100,13 +144,14 @@ fn write_dump(answer: &Answer, compared: Compared) -> io::Result<()> {
     let Some((causes, holders)) = answer.causes.as_ref().zip(answer.holders.as_ref()) else {
         return Ok(());
     };
-    write_causes(&causes.main)?;
-    write_holders(holders, compared)?;
+    write_causes(&causes.main, answer)?;
+    write_holders(holders, compared, answer)?;
     write_categories(answer)?;
-    writeln!(out, "\n{}", answer.free_sentence())?;
+    writeln!(out, "\n{}", wrapped(answer.free_sentence()))?;
     let free_bytes = causes.main.causes.free_bytes();
     let row = |class: &FreeClass| {
-        let each = format!("{} bytes on stream {:#x}", grouped(class.each_bytes), class.stream.0);
+        let stream = answer.stream_numbers.name(class.stream);
+        let each = format!("{} bytes on {stream}", grouped(class.each_bytes));
         share_cells(class.bytes, free_bytes, class.ranges, &[each])
     };
     let rows: Vec<_> = answer.free_ranges.iter().map(row).collect();
@@ -119,22 +164,32 @@ fn write_dump(answer: &Answer, compared: Compared) -> io::Result<()> {
 fn write_sentences(answer: &Answer) -> io::Result<()> {
     let mut out = out();
     writeln!(out, "{}", shown(&answer.trace))?;
-    writeln!(out, "{}", emphasised(&answer.sentence))?;
+    let joined = |sentences: Vec<&str>| sentences.join(" ");
+    writeln!(out, "{}", emphasised(joined(answer.sentence.main().collect())))?;
+    let more = joined(answer.sentence.more().collect());
+    if !more.is_empty() {
+        writeln!(out, "{}", wrapped(more))?;
+    }
+    for choice in &answer.choices {
+        for row in short::choice_rows(choice, view::current()) {
+            writeln!(out, "{row}")?;
+        }
+    }
+    if let Some(torch) = answer.torch_sentence.as_ref().filter(|_| !answer.choices.is_empty()) {
+        writeln!(out, "{}", wrapped(torch))?;
+    }
     for sentences in [&answer.memory, &answer.code].into_iter().filter(|text| !text.is_empty()) {
-        writeln!(out, "{}", shown(sentences))?;
+        writeln!(out, "{}", wrapped(sentences))?;
     }
     if let Some(platform) = answer.platform_sentence() {
-        writeln!(out, "{platform}")?;
+        writeln!(out, "{}", wrapped(platform))?;
     }
     let host = answer.host.as_ref().map(host_sentence);
     // A file that has nothing else describes its memory by them.
     let totals = answer.totals.as_ref().filter(|_| answer.totals_alone().is_none());
     let totals = totals.map(totals_sentence);
     for line in answer.limit.limit_sentence.iter().chain(&host).chain(&totals) {
-        writeln!(out, "{line}")?;
-    }
-    for Choice { allocator, set, needs } in &answer.choices {
-        writeln!(out, "  {:<21} {set}  {needs}", format!("{allocator}:"))?;
+        writeln!(out, "{}", wrapped(line))?;
     }
     writeln!(out)
 }
@@ -150,59 +205,71 @@ fn write_tried(answer: &Answer, question: &Question) -> io::Result<()> {
     let named = answer.choice.as_ref().map(|choice| &choice.conf);
     let best = others.enumerate().filter(|(at, one)| *at < SHOWN || named == Some(&one.conf));
     let best = best.map(|(_, setting)| *setting);
-    let listed = best.chain(&answer.asked).map(|setting| row(shown_conf(&setting.conf), setting));
+    let listed =
+        best.chain(&answer.asked).map(|setting| row(replayed_conf(&setting.conf), setting));
     let mut rows: Vec<_> = listed.collect();
-    rows.push(row(format!("as recorded: {}", shown_conf(&recorded.conf)), recorded));
+    rows.push(row(format!("as recorded: {}", replayed_conf(&recorded.conf)), recorded));
     rows.extend(models.into_iter().map(|model| row(format!("{} (a model)", model.conf), model)));
     let mut out = out();
     table(&mut out, &columns(NEED_HEADING), &rows)?;
     let (live, searched) = (answer.live_peak(), answer.searched());
-    writeln!(out, "{PYTORCHS}")?;
-    writeln!(
-        out,
-        "{searched}; live bytes alone: {} MiB{}",
-        mib(live.live_bytes as f64),
-        live.remark()
-    )?;
+    writeln!(out, "{}", wrapped(PYTORCHS))?;
+    let live = format!("live bytes alone: {} MiB{}", near(live.live_bytes), live.remark());
+    writeln!(out, "{}", wrapped(format!("{searched}; {live}")))?;
     let besides = answer.besides();
-    writeln!(out, "needs: the smallest device size from which on no request fails. {besides}")?;
+    let needs =
+        format!("needs: the smallest device size from which on no request fails. {besides}");
+    writeln!(out, "{}", wrapped(needs))?;
     if recorded_ms.is_some() {
-        writeln!(out, "device ms: simulated; in brackets as a share of the recorded time")?;
+        let ms = "device ms: simulated; in brackets as a share of the recorded time";
+        writeln!(out, "{}", wrapped(ms))?;
     }
     let mut all = answer.tried.iter().chain([recorded]);
     if all.any(|setting| setting.needs_with_luck_bytes.is_some()) {
-        writeln!(out, "{LUCK}")?;
+        writeln!(out, "{}", wrapped(LUCK))?;
     }
     if answer.is_cut_short {
-        let seconds = Duration::as_secs(&question.advice.time);
-        writeln!(out, "Not all settings were tried: {seconds} s had passed.")?;
+        writeln!(out, "{}", wrapped(cut_short(question)))?;
     }
     writeln!(out)
 }
 
+/// Returns the sentence about a search that ran out of time.
+pub(crate) fn cut_short(question: &Question) -> String {
+    let seconds = Duration::as_secs(&question.advice.time);
+    format!("Not all settings were tried: {seconds} s had passed.")
+}
+
 /// Prints the reserved bytes at a moment by cause, for all streams and for each.
-fn write_causes(moment: &MomentCauses) -> io::Result<()> {
+fn write_causes(moment: &MomentCauses, answer: &Answer) -> io::Result<()> {
     let mut out = out();
-    writeln!(out, "{}", moment.why)?;
+    writeln!(out, "{}", wrapped(&moment.why))?;
     let total = moment.reserved_bytes;
     let mut heading = vec![("MiB reserved", Left), ("all", Right), ("", Right)];
-    let columns = moment.columns();
+    let columns = moment.columns(&answer.stream_numbers);
     let several = if columns.len() > 1 { HEAPS_SHOWN } else { 0 };
     let heaps = || columns.iter().take(several);
     heading.extend(heaps().map(|column| (column.name.as_str(), Right)));
-    let mut rows = Vec::new();
+    let (mut rows, mut tones) = (Vec::new(), Vec::new());
     for (at, (name, bytes)) in moment.causes.rows().into_iter().enumerate() {
         if bytes == 0 && name != "requested and live" {
             continue;
         }
-        let mut row = vec![name.to_owned(), mib(bytes as f64), percent(bytes, total)];
-        row.extend(heaps().map(|heap| mib(heap.causes.rows()[at].1 as f64)));
+        let mut row = vec![name.to_owned(), near(bytes), percent(bytes, total)];
+        row.extend(heaps().map(|heap| near(heap.causes.rows()[at].1)));
         rows.push(row);
+        tones.push(Tone::CAUSES[at]);
     }
-    let mut sum = vec!["together".to_owned(), mib(total as f64), percent(total, total)];
-    sum.extend(heaps().map(|heap| mib(heap.reserved_bytes as f64)));
+    let mut sum = vec!["together".to_owned(), near(total), percent(total, total)];
+    sum.extend(heaps().map(|heap| near(heap.reserved_bytes)));
     rows.push(sum);
-    table(&mut out, &heading, &rows)?;
+    toned_table(&mut out, &heading, &rows, &tones)?;
+    if let Some(handles) = answer.stream_numbers.handles_sentence()
+        && several > 0
+        && view::current().is_verbose()
+    {
+        writeln!(out, "{}", wrapped(handles))?;
+    }
     writeln!(out)
 }
 
@@ -211,15 +278,15 @@ fn write_growth(growth: &StepGrowth) -> io::Result<()> {
     let mut out = out();
     // A decisive growth has been printed at the top.
     if !growth.is_decisive {
-        writeln!(out, "{}", shown(&growth.sentence))?;
+        writeln!(out, "{}", wrapped(&growth.sentence))?;
     }
-    writeln!(out, "{}", shown(&growth.found_sentence()))?;
+    writeln!(out, "{}", wrapped(growth.found_sentence()))?;
     let row = |row: &GrowthRow| {
         let per_step = match row.bytes_per_step {
             0 => UNKNOWN.to_owned(),
-            bytes => mib(bytes as f64),
+            bytes => near(bytes),
         };
-        let (held, blocks) = (mib(row.held_bytes as f64), grouped(row.held_blocks));
+        let (held, blocks) = (near(row.held_bytes), grouped(row.held_blocks));
         vec![per_step, held, blocks, row.course_text(), row.asked_for_by.clone()]
     };
     let rows: Vec<_> = growth.rows.iter().map(row).collect();
@@ -230,10 +297,10 @@ fn write_growth(growth: &StepGrowth) -> io::Result<()> {
     writeln!(out)
 }
 
-fn write_holders(holders: &HolderList, compared: Compared) -> io::Result<()> {
+fn write_holders(holders: &HolderList, compared: Compared, answer: &Answer) -> io::Result<()> {
     let mut out = out();
     let blocks = counted_as(holders.blocks, "block holds", "blocks hold");
-    writeln!(out, "Then {blocks} {} MiB:", mib(holders.requested_bytes as f64))?;
+    writeln!(out, "Then {blocks} {} MiB:", near(holders.requested_bytes))?;
     // Without a history no ages are known.
     let has_ages = !holders.by_age.is_empty();
     let cells = |bytes: u64, blocks: u64, more: &[String]| {
@@ -261,7 +328,7 @@ fn write_holders(holders: &HolderList, compared: Compared) -> io::Result<()> {
             write_stacks(&holders.by_stack)?;
         }
     }
-    write_sizes(holders, if holders.has_stacks { SHOWN } else { usize::MAX })?;
+    write_sizes(holders, if holders.has_stacks { SHOWN } else { usize::MAX }, answer)?;
     if !has_ages {
         return Ok(());
     }
@@ -283,12 +350,12 @@ fn write_categories(answer: &Answer) -> io::Result<()> {
     };
     let row = |one: &CategoryBytes| {
         let share = format!("{:.1}%", one.share * 100.0);
-        let bytes = mib(one.requested_bytes as f64);
+        let bytes = near(one.requested_bytes);
         vec![bytes, share, grouped(one.blocks), one.category.to_owned()]
     };
     let rows: Vec<_> = moment.categories.iter().map(row).collect();
     table(&mut out(), &columns("MiB: | : | blocks: | category"), &rows)?;
-    writeln!(out(), "{}", moment.categories_sentence)
+    writeln!(out(), "{}", wrapped(&moment.categories_sentence))
 }
 
 /// Prints all frames of each holder's stack, innermost first.
@@ -296,19 +363,20 @@ fn write_stacks(rows: &[CodeFigures]) -> io::Result<()> {
     let mut out = out();
     for CodeFigures { asked_for_by, holder, frames, .. } in rows {
         let Some(frames) = frames else { continue };
-        writeln!(out, "{} MiB, {}", mib(holder.requested_bytes as f64), shown(asked_for_by))?;
+        let held = format!("{} MiB, {asked_for_by}", near(holder.requested_bytes));
+        writeln!(out, "{}", wrapped(held))?;
         for FrameFigures { filename, line, name } in frames {
-            writeln!(out, "    {}", shown(&format!("{filename}:{line} {name}")))?;
+            say(&mut out, format_args!("    {filename}:{line} {name}"))?;
         }
     }
     Ok(())
 }
 
 /// Prints the first `most` sizes of live blocks.
-fn write_sizes(holders: &HolderList, most: usize) -> io::Result<()> {
+fn write_sizes(holders: &HolderList, most: usize, answer: &Answer) -> io::Result<()> {
     let sizes = holders.by_size.iter().map(|class| {
-        let (each, stream) = (grouped(class.each_bytes), class.stream.0);
-        let each = format!("{each} bytes on stream {stream:#x}");
+        let stream = answer.stream_numbers.name(class.stream);
+        let each = format!("{} bytes on {stream}", grouped(class.each_bytes));
         share_cells(class.requested_bytes, holders.requested_bytes, class.blocks, &[each])
     });
     table(&mut out(), &columns("MiB: | : | blocks: | each"), &sizes.take(most).collect::<Vec<_>>())
@@ -316,7 +384,7 @@ fn write_sizes(holders: &HolderList, most: usize) -> io::Result<()> {
 
 /// Returns the table cells for blocks or ranges: their bytes, the share of `of`, their number, and `more`.
 fn share_cells(bytes: u64, of: u64, count: u64, more: &[String]) -> Vec<String> {
-    [&[mib(bytes as f64), percent(bytes, of), grouped(count)], more].concat()
+    [&[near(bytes), percent(bytes, of), grouped(count)], more].concat()
 }
 
 fn percent(bytes: u64, of: u64) -> String {

@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 
 use anstream::{AutoStream, ColorChoice};
 use clap::{Args, ValueEnum};
+use console::Style;
+use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 
 /// Options that every command has.
 #[derive(Args, Clone, Copy, Debug, Default)]
@@ -112,6 +114,23 @@ pub(crate) fn current() -> View {
     VIEW.get().copied().unwrap_or_default()
 }
 
+/// Wraps a message for standard error.
+pub(crate) fn wrapped_for_stderr(text: &str) -> String {
+    let columns = columns(&console::Term::stderr(), io::stderr().is_terminal());
+    lines(text, "", columns).join("\n")
+}
+
+fn lines(text: &str, indent: &str, columns: Option<usize>) -> Vec<String> {
+    let options = Options::new(columns.unwrap_or(usize::MAX))
+        .initial_indent(indent)
+        .subsequent_indent(indent)
+        .break_words(false)
+        .word_separator(WordSeparator::AsciiSpace)
+        .word_splitter(WordSplitter::NoHyphenation)
+        .wrap_algorithm(WrapAlgorithm::FirstFit);
+    textwrap::wrap(text, options).into_iter().map(std::borrow::Cow::into_owned).collect()
+}
+
 /// Returns the width of lines on a stream: `COLUMNS`, else the width of its terminal, which is 80 if it
 /// is unknown.
 fn columns(term: &console::Term, is_terminal: bool) -> Option<usize> {
@@ -124,7 +143,96 @@ fn columns(term: &console::Term, is_terminal: bool) -> Option<usize> {
     set.or_else(|| is_terminal.then(of_terminal))
 }
 
+/// A colour, by its meaning on the page of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tone {
+    /// Requested and live.
+    Live,
+    /// Rounding inside live blocks.
+    Rounding,
+    /// Waiting for other streams.
+    Waiting,
+    /// Free parts of split segments.
+    Rest,
+    /// Completely free segments.
+    Idle,
+    /// Kept by the driver's pool.
+    Driver,
+    /// Reserved, whatever it is used for.
+    Reserved,
+    /// A limit, and a request that failed.
+    Limit,
+    /// Less important than the rest.
+    Dim,
+}
+
+impl Tone {
+    /// The tones of the causes of reserved memory, in the order of [`Causes::rows`](stratalloc_analysis::Causes::rows).
+    pub(crate) const CAUSES: [Self; 6] =
+        [Self::Live, Self::Rounding, Self::Waiting, Self::Rest, Self::Idle, Self::Driver];
+
+    fn style(self) -> Style {
+        // Of the 256 colours of terminals, those that are legible on light and on dark ground.
+        let colour = match self {
+            Self::Live => 33,
+            Self::Rounding => 74,
+            Self::Waiting => 98,
+            Self::Rest => 173,
+            Self::Idle => 172,
+            Self::Driver => 139,
+            Self::Reserved => 245,
+            Self::Limit => 160,
+            Self::Dim => return Style::new().dim(),
+        };
+        Style::new().color256(colour)
+    }
+}
+
 impl View {
+    /// Returns a text in a colour.
+    pub(crate) fn paint(self, tone: Tone, text: &str) -> String {
+        tone.style().force_styling(self.has_colours).apply_to(text).to_string()
+    }
+
+    /// Returns a text in bold.
+    pub(crate) fn bold(self, text: &str) -> String {
+        Style::new().bold().force_styling(self.has_colours).apply_to(text).to_string()
+    }
+
+    /// Returns the lines of a text, broken between words. Words that are longer than a line, such as paths
+    /// and settings to paste, stay whole. Every line begins with `indent`.
+    pub(crate) fn lines(self, text: &str, indent: &str) -> Vec<String> {
+        lines(text, indent, self.columns)
+    }
+
+    /// Returns the same lines as one text.
+    pub(crate) fn wrapped(self, text: &str, indent: &str) -> String {
+        self.lines(text, indent).join("\n")
+    }
+
+    /// Returns one line: `begin` and a label. The middle of the label is cut if the line is too long: its
+    /// beginning and its end name different code.
+    pub(crate) fn cut_label(self, begin: String, label: &str) -> String {
+        let room = self.columns.unwrap_or(usize::MAX).saturating_sub(begin.chars().count()).max(8);
+        let length = label.chars().count();
+        if length <= room {
+            return begin + label;
+        }
+        let head: String = label.chars().take(room / 2).collect();
+        let tail: String = label.chars().skip(length - (room - room / 2 - 1)).collect();
+        format!("{begin}{head}…{tail}")
+    }
+
+    /// Returns a text of one line: its end is cut if it is longer than a line.
+    pub(crate) fn cut(self, text: &str) -> String {
+        match self.columns.map(|columns| columns.max(8)) {
+            Some(columns) if text.chars().count() > columns => {
+                let kept: String = text.chars().take(columns - 1).collect();
+                format!("{}…", kept.trim_end())
+            }
+            _ => text.to_owned(),
+        }
+    }
     /// Returns true if everything is printed.
     pub(crate) fn is_verbose(self) -> bool {
         self.detail == Detail::Verbose

@@ -5,12 +5,12 @@ use serde::Serialize;
 use super::Drawn;
 use super::tables::Table;
 use stratalloc_analysis::lives::differences;
-use stratalloc_analysis::{Answer, GrowthRow, StepBytes, Temporary, TemporaryRow};
+use stratalloc_analysis::{Answer, GrowthRow, Sentences, StepBytes, Temporary, TemporaryRow};
 
 /// The growth from step to step.
 #[derive(Serialize)]
 pub(crate) struct GrowthData<'a> {
-    sentence: &'a str,
+    sentence: &'a Sentences,
     found: String,
     /// The live bytes at the ends of steps.
     live: &'a [u64],
@@ -38,7 +38,7 @@ impl<'a> GrowthData<'a> {
 /// The steps of the program, whether live bytes grow or not.
 #[derive(Serialize)]
 pub(crate) struct StepsData<'a> {
-    sentence: &'a str,
+    sentence: &'a Sentences,
     found: String,
     /// Whether the moments are those of the page, not of a replay with the memory that is set.
     is_drawn: bool,

@@ -16,7 +16,8 @@ use stratalloc::ids::PoolId;
 use stratalloc_analysis::lives::{COLUMNS, FailedRequest, Lives, Numbered, Peak};
 use stratalloc_analysis::{
     Answer, Callers, CategoryBytes, Causes, CausesColumn, Choice, Compared, Curve, Holder, Layers,
-    MomentCauses, MomentFigures, Setting, Temporary, Timeline, counted_as, points, totals_rows,
+    MomentCauses, MomentFigures, NotShown, Sentences, Setting, StreamNumbers, Temporary, Timeline,
+    counted_as, points, totals_rows,
 };
 use stratalloc_recording::{Annotation, DeviceFigures, NoHistory, Owner, StackId};
 
@@ -76,21 +77,21 @@ struct LimitData {
 
 #[derive(Serialize)]
 struct HeadlineData<'a> {
-    memory: &'a str,
-    code: &'a str,
+    memory: &'a Sentences,
+    code: &'a Sentences,
 }
 
 /// The setting to make, and the causes of reserved memory.
 #[derive(Serialize)]
 struct AdviceData<'a> {
-    sentence: &'a str,
+    sentence: &'a Sentences,
     is_searched: bool,
     /// The number of requests that failed, or would fail with the memory that is set.
     failures: Option<u64>,
     set: &'a [Choice],
     limit: Option<&'a str>,
     searched: Option<String>,
-    unknown: &'a [String],
+    unknown: &'a [NotShown],
     pictures: Vec<CausesData<'a>>,
 }
 
@@ -98,7 +99,7 @@ struct AdviceData<'a> {
 #[derive(Serialize)]
 struct CausesData<'a> {
     name: &'static str,
-    sentence: &'a str,
+    sentence: &'a Sentences,
     causes: [&'static str; 6],
     /// The bytes of each cause.
     all: [u64; 6],
@@ -409,11 +410,11 @@ fn advice(answer: &Answer) -> AdviceData<'_> {
         limit: answer.limit.limit_sentence.as_deref(),
         searched: is_searched.then(|| format!("{}{cut_short}.", answer.searched())),
         unknown: &answer.not_shown,
-        pictures: answer.explained().map(causes).collect(),
+        pictures: answer.explained().map(|moment| causes(moment, &answer.stream_numbers)).collect(),
     }
 }
 
-fn causes(moment: &MomentCauses) -> CausesData<'_> {
+fn causes<'a>(moment: &'a MomentCauses, streams: &StreamNumbers) -> CausesData<'a> {
     let bytes = |causes: &Causes| causes.rows().map(|(_, bytes)| bytes);
     let heap =
         |column: CausesColumn| (column.name, bytes(&column.causes), column.largest_free_bytes);
@@ -422,14 +423,14 @@ fn causes(moment: &MomentCauses) -> CausesData<'_> {
         sentence: &moment.why,
         causes: moment.causes.rows().map(|(name, _)| name),
         all: bytes(&moment.causes),
-        heaps: moment.columns().into_iter().take(HEAPS).map(heap).collect(),
+        heaps: moment.columns(streams).into_iter().take(HEAPS).map(heap).collect(),
     }
 }
 
 fn needs<'a>(drawn: &Drawn<'a>) -> NeedsData<'a> {
     let no_history = drawn.answer.no_history.map(|none| format!("No needs: {}", none.sentence()));
     let is_searched = drawn.answer.recorded.replayed.is_some();
-    let unsearched = (!is_searched).then(|| drawn.answer.sentence.clone());
+    let unsearched = (!is_searched).then(|| drawn.answer.sentence.to_string());
     let row = |curve: &'a Curve| NeedData {
         setting: &curve.setting,
         recorded: curve.is_recorded,

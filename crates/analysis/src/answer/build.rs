@@ -2,7 +2,8 @@
 
 use super::{
     Answer, Basis, CategorySource, CodeFigures, FrameFigures, HeapFigures, HolderList,
-    LimitFigures, MainCauses, MomentCauses, MomentFigures, Question, Recorded, Setting, VERSION,
+    LimitFigures, MainCauses, MomentCauses, MomentFigures, OverTime, Question, Recorded, Setting,
+    VERSION,
 };
 use crate::advice::{Advice, Tried};
 use crate::callers::{Callers, Compared, Files};
@@ -23,7 +24,8 @@ use crate::torch::{ForTorch, is_of_rocm};
 use crate::trial::{failed_requests, failures_are_replayed, without_files};
 use crate::verdict::Verdict;
 use crate::words::{
-    Summary, categories_sentence, devices_sentence, remarks, totals_sentence, unknown,
+    Sentences, StreamNumbers, Summary, categories_sentence, devices_sentence, remarks,
+    totals_sentence, unknown,
 };
 use stratalloc::config::Config;
 use stratalloc_recording::{Frame, FrameKind, Progress, ReplayError, StackId};
@@ -156,9 +158,9 @@ fn facts(
     });
     // Advice about other code would hide the code that grows.
     let is_growing = growth.as_ref().is_ok_and(|growth| growth.is_decisive);
-    let (code, peak_without_bytes) = match is_growing {
-        true => (String::new(), None),
-        false => (summary.code, summary.peak_without_bytes),
+    let summary = match is_growing {
+        true => Summary { memory: summary.memory, ..Summary::default() },
+        false => summary,
     };
     let mut all = Answer {
         version: VERSION,
@@ -166,15 +168,17 @@ fn facts(
         device: recording.trace.device,
         devices: recording.trace.devices.clone(),
         devices_sentence: devices_sentence(&recording.trace.devices),
-        sentence: String::new(),
+        sentence: Sentences::default(),
         headline: "",
         verdict,
         memory: summary.memory,
-        code,
-        peak_without_bytes,
+        code: summary.code,
+        peak_without_bytes: summary.peak_without_bytes,
+        peak_without_activations_bytes: summary.peak_without_activations_bytes,
         evidence: Vec::new(),
         choice: None,
         torch: torch_text(torch),
+        torch_sentence: torch.sentence(),
         platform: is_rocm.then_some("ROCm"),
         set: Vec::new(),
         choices: Vec::new(),
@@ -214,6 +218,8 @@ fn facts(
             streams: moments.streams.streams.clone(),
         }),
         moments: figures,
+        over_time: OverTime::of(&timeline.lives).filter(|_| has_history),
+        stream_numbers: StreamNumbers::of(timeline.lives.streams.items.iter().copied()),
         free_ranges: match has_history {
             true => Vec::new(),
             false => Dump::of(&recording.trace).free,
@@ -249,7 +255,7 @@ fn summary(
 ) -> Summary {
     let Some(main) = moments.main() else {
         let totals = recording.trace.totals.as_ref();
-        let memory = totals.map(totals_sentence).unwrap_or_default();
+        let memory = totals.map(totals_sentence).map(Sentences::one).unwrap_or_default();
         return Summary { memory, ..Summary::default() };
     };
     match recording.no_history {
@@ -303,7 +309,7 @@ impl Lists<'_> {
             operations: picture.operations,
             failed_bytes: failed.map(|failed| failed.requested_bytes),
             failed_by: self.callers.code_of(failed.and_then(|failed| failed.stack)),
-            why: picture.sentence(streams),
+            why: picture.sentences(streams),
             graph_pools: GraphPools::at(picture),
             program_pools: ProgramPools::at(picture),
             heaps: picture.heaps.iter().map(HeapFigures::of).collect(),

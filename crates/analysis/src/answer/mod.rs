@@ -6,6 +6,7 @@
 
 mod build;
 mod evidence;
+mod over_time;
 mod schema;
 
 use schemars::JsonSchema;
@@ -23,13 +24,15 @@ use super::paste::Paste;
 use super::streams::StreamUse;
 use super::temporary::Temporary;
 use super::verdict::Verdict;
-use super::words::Choice;
+use super::words::{Choice, NotShown, Sentences, StreamNumbers};
 use stratalloc::config::Config;
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc_recording::{DeviceFigures, NoHistory, StackId, Totals};
 
 pub use build::{answer, described};
 pub use evidence::{Basis, BasisKind};
+pub(crate) use over_time::CHART_COLUMNS;
+pub use over_time::OverTime;
 pub use schema::{Field, fields, schema};
 
 /// What is asked about a recording. The memory of its device is part of the [`Recording`](crate::Recording).
@@ -80,7 +83,8 @@ pub struct Answer {
     /// A sentence that compares them.
     pub devices_sentence: Option<String>,
     /// The result as a sentence.
-    pub sentence: String,
+    #[schemars(with = "String")]
+    pub sentence: Sentences,
     /// The kind of the result: `growth` if growth from step to step decides, else `worth it`, `not worth it`,
     /// `cannot help`, `no history` or `not searched`.
     pub headline: &'static str,
@@ -88,12 +92,17 @@ pub struct Answer {
     pub verdict: Verdict,
     /// Sentences about the most important moment and the code that holds the most memory then; empty if the
     /// recording has no data for them.
-    pub memory: String,
+    #[schemars(with = "String")]
+    pub memory: Sentences,
     /// Sentences about the code that determines the peak; empty if its stacks were not recorded.
-    pub code: String,
+    #[schemars(with = "String")]
+    pub code: Sentences,
     /// The peak of live bytes without the blocks of the code that holds the most memory at the most important
     /// moment; `null` if `code` is empty.
     pub peak_without_bytes: Option<u64>,
+    /// The peak of live bytes without activations, if these are kept although no backward pass is recorded;
+    /// `null` otherwise.
+    pub peak_without_activations_bytes: Option<u64>,
     /// What the statements of the fields `sentence`, `memory`, `code`, `causes`, `holders`, `growth`,
     /// `devices_sentence`, `failures` and `limit_bytes` rest on.
     pub evidence: Vec<Basis>,
@@ -101,6 +110,8 @@ pub struct Answer {
     pub choice: Option<Setting>,
     /// The version of PyTorch that the settings are for; `null` if it is not known.
     pub torch: Option<String>,
+    /// A sentence about a later version than 2.1 that the recording shows; `null` otherwise.
+    pub torch_sentence: Option<String>,
     /// `ROCm` if PyTorch is built for it, as the caller set or a stack or a key shows; `null` otherwise.
     pub platform: Option<&'static str>,
     /// The lines to paste: for PyTorch's own allocator, and for this library's.
@@ -108,7 +119,8 @@ pub struct Answer {
     /// The same lines, each with its allocator and the need.
     pub choices: Vec<Choice>,
     /// The data that the recording lacks, each with the option or call that supplies it.
-    pub not_shown: Vec<String>,
+    #[schemars(with = "Vec<String>")]
+    pub not_shown: Vec<NotShown>,
     /// Remarks about the recording, such as that it begins late.
     pub remarks: Vec<String>,
     /// Set if the recording has no history. Then no need, peak, age or setting follows from it.
@@ -151,6 +163,10 @@ pub struct Answer {
     /// The blocks that are freed by the step that allocated them, by code; `null` without a history, or if
     /// requests or frees were left out.
     pub temporary: Option<Temporary>,
+    /// The bytes over the events, for a small chart; `null` without a history.
+    pub over_time: Option<OverTime>,
+    /// The numbers of the streams, which name them in sentences and tables.
+    pub stream_numbers: StreamNumbers,
     /// The most important moment: the first failure, else the peak of live bytes, else the dump.
     pub causes: Option<MainCauses>,
     /// The holders at that moment.
@@ -318,7 +334,8 @@ pub struct MomentCauses {
     /// The code that made that request.
     pub failed_by: Option<String>,
     /// The reason why so much is reserved, as sentences.
-    pub why: String,
+    #[schemars(with = "String")]
+    pub why: Sentences,
     /// The private pools that captures of graphs made; `null` if none has free memory.
     pub graph_pools: Option<GraphPools>,
     /// The private pools that the program made itself; `null` if none has free memory.

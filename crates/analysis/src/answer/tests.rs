@@ -240,8 +240,10 @@ fn check_sentences(name: &str, answer: &Answer) {
         .collect();
     let why = answer.moments.iter().map(|moment| &moment.causes.why);
     let sentences = [&answer.memory, &answer.code, &answer.sentence];
+    let growth = answer.growth.iter().map(|growth| &growth.sentence);
     let limit = answer.limit.limit_sentence.iter().filter(|_| answer.limit.limit_bytes.is_some());
-    for sentence in why.chain(sentences).chain(limit) {
+    let texts = why.chain(sentences).chain(growth).map(ToString::to_string);
+    for sentence in texts.chain(limit.cloned()) {
         // A bound on attention's bytes, and the free bytes at a failure, are no fields.
         let sentence = sentence.split(" These are attention weights").next().unwrap_or_default();
         let sentence = sentence.split("the device reported").next().unwrap_or_default();
@@ -283,7 +285,7 @@ fn check_evidence(name: &str, trace: &Trace, answer: &Answer) {
     let is_unknown = |row: &&CodeFigures| row.lived_before;
     let rows = answer.moments.iter().flat_map(|moment| &moment.holders.by_stack);
     let is_before = rows.filter(is_unknown).count() > 0;
-    let says = |text: &str| answer.not_shown.iter().any(|what| what.contains(text));
+    let says = |text: &str| answer.not_shown.iter().any(|what| what.what.contains(text));
     assert!(!is_before || says("before its first event"), "{name}: {:?}", answer.not_shown);
 }
 

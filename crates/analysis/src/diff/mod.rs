@@ -340,7 +340,6 @@ impl<'a> Diff<'a> {
             bytes: u64,
             blocks: u64,
             caller: Option<u32>,
-            stream: StreamId,
         }
         let mut sums: HashMap<CallerBytes, [Sum; 2]> = HashMap::new();
         for (at, side) in self.sides.into_iter().enumerate() {
@@ -365,7 +364,6 @@ impl<'a> Diff<'a> {
                 sum.bytes = sum.bytes.saturating_add(bytes);
                 sum.blocks += 1;
                 sum.caller = sum.caller.or(caller);
-                sum.stream = request.map_or(sum.stream, |request| request.stream);
             }
         }
         let differs =
@@ -385,8 +383,8 @@ impl<'a> Diff<'a> {
             let label = |side: usize| match (holder, sums[side]) {
                 (_, Sum { blocks: 0, .. }) => None,
                 (CallerBytes::Code(_), _) => labels[side].next(),
-                (CallerBytes::Size(bytes, _), Sum { stream, .. }) => {
-                    Some(super::words::size_label(bytes, stream))
+                (CallerBytes::Size(bytes, number), _) => {
+                    Some(super::words::size_label(bytes, &format!("stream {number}")))
                 }
                 (CallerBytes::NoStack, _) => Some(NO_STACK.to_owned()),
                 (CallerBytes::Before, _) => Some(LIVED_BEFORE.to_owned()),

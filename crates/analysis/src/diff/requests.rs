@@ -31,7 +31,17 @@ pub struct RequestDiff {
     pub places: Vec<[Range<usize>; 2]>,
 }
 
+/// Recordings with fewer requests are not judged by the number of those that are the same.
+const JUDGED_MIN: usize = 20;
+
 impl RequestDiff {
+    /// Returns true if less than a tenth of the requests are the same.
+    #[must_use]
+    pub fn are_unrelated(&self) -> bool {
+        let most = self.same + self.changed + self.only[0].max(self.only[1]);
+        most >= JUDGED_MIN && self.same < most / 10
+    }
+
     /// Compares two lists of requests, each given by the values in which equal requests agree.
     pub(super) fn of<K: Copy + Eq + Hash>(keys: [&[K]; 2]) -> Self {
         let mut known: HashMap<K, u32> = HashMap::new();

@@ -22,7 +22,7 @@ use crate::callers::Callers;
 use crate::lives::{LiveBytes, Lives};
 use crate::moments::Timeline;
 use crate::recording::{Limit, Recording};
-use crate::words::no_steps;
+use crate::words::{Sentences, no_steps};
 use marks::marked;
 use rows::RowSeries;
 pub(crate) use rows::{RowKey, key_of, labels};
@@ -68,8 +68,12 @@ pub struct StepGrowth {
     pub rows: Vec<GrowthRow>,
     /// The live bytes at the begin of the first step and at the ends of steps, at most 64 of them.
     pub live_at_ends: Vec<u64>,
+    /// About the peak of live bytes in the last three steps without everything that grows: without the growth
+    /// over all recorded steps.
+    pub without_growth_bytes: u64,
     /// The result as a sentence.
-    pub sentence: String,
+    #[schemars(with = "String")]
+    pub sentence: Sentences,
     /// The moments between the steps: the begin of the first one, and the end of each.
     #[serde(skip)]
     pub step_ends: Vec<u32>,
@@ -285,7 +289,8 @@ impl StepGrowth {
             line: line.map(|line| callers.frame_text(line)),
             rows: rows::labelled(rows, lives, callers),
             live_at_ends: points(&live),
-            sentence: String::new(),
+            without_growth_bytes: peak.saturating_sub(if is_growing { grown_bytes } else { 0 }),
+            sentence: Sentences::default(),
             step_ends: Vec::new(),
             step_bytes: step_bytes(&steps.ends, live_bytes),
             is_of_replay: false,

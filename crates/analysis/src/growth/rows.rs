@@ -10,7 +10,7 @@ use super::series::{Course, Rate, kept};
 use super::{GrowthCourse, GrowthRow};
 use crate::callers::Callers;
 use crate::lives::{Block, Lives};
-use crate::words::size_label;
+use crate::words::{StreamNumbers, size_label};
 use stratalloc_recording::{FrameKind, StackId};
 
 /// The number of rows whose series are examined, those that have grown most.
@@ -199,9 +199,10 @@ pub(crate) fn labels(keys: &[RowKey], lives: &Lives, callers: &Callers<'_>) -> V
         RowKey::Size { .. } | RowKey::Before => None,
     };
     let codes = callers.labels_of(keys.iter().map(code));
+    let streams = StreamNumbers::of(lives.streams.items.iter().copied());
     let label = |(key, code): (&RowKey, Option<String>)| match *key {
         RowKey::Size { each_bytes, stream } => {
-            size_label(each_bytes, lives.streams.items[stream as usize])
+            size_label(each_bytes, &streams.name(lives.streams.items[stream as usize]))
         }
         RowKey::Code { .. } | RowKey::Before => code.unwrap_or_default(),
     };

@@ -106,7 +106,7 @@ impl Advised {
             best_conf: best.conf.clone(),
             best_needs_bytes: best.need.needs_bytes,
             live_peak_bytes: recording.live_peak_bytes,
-            sentence: advice.verdict(recording, None).setting_sentence(),
+            sentence: advice.verdict(recording, None).setting_sentences().to_string(),
             conf_error,
         })
     }

@@ -1,7 +1,7 @@
 //! The sentences and texts about an [`Answer`].
 
-use super::{BESIDES, BESIDES_ON_ROCM, ON_ROCM, counted_as, grouped, near, need_in_mib};
-use crate::answer::{Answer, MainCauses, MomentCauses, Setting};
+use super::{BESIDES, BESIDES_ON_ROCM, ON_ROCM, Sentences, counted_as, grouped, near, need_in_mib};
+use crate::answer::{Answer, HolderList, MainCauses, MomentCauses, Setting};
 use crate::verdict::LivePeak;
 use stratalloc_recording::Totals;
 
@@ -31,17 +31,17 @@ impl Answer {
     /// Returns the kind of the result and its sentences. Growth from step to step precedes the settings if it
     /// decides: no setting stops it. So does a sentence about private pools, if most of the memory that is
     /// not live is free in them: no setting releases it, and one pool for graphs saves more than a setting.
-    pub(crate) fn result(&self) -> (&'static str, String) {
+    pub(crate) fn result(&self) -> (&'static str, Sentences) {
         let growth = self.growth.as_ref().filter(|growth| growth.is_decisive);
         let name = growth.map_or(self.verdict.name(), |_| "growth");
         let growth = growth.map(|growth| growth.sentence.clone());
-        let parts = [growth, self.pools_sentence(), Some(self.verdict.sentence())];
-        (name, parts.into_iter().flatten().collect::<Vec<String>>().join(" "))
+        let parts = [growth, self.pools_sentences(), Some(self.verdict.sentences())];
+        (name, parts.into_iter().flatten().fold(Sentences::default(), Sentences::then))
     }
 
-    /// Returns a sentence about free memory in private pools if it is the largest cause: at the first
+    /// Returns sentences about free memory in private pools if it is the largest cause: at the first
     /// failure, else at the peak of reserved bytes.
-    fn pools_sentence(&self) -> Option<String> {
+    fn pools_sentences(&self) -> Option<Sentences> {
         let causes = self.causes.as_ref()?;
         let reserved = causes.peak_reserved.as_ref();
         let moment = match causes.main.failed_bytes {
@@ -50,8 +50,8 @@ impl Answer {
         };
         let of_graphs = moment.graph_pools.filter(|pools| pools.is_largest_cause);
         let of_program = moment.program_pools.filter(|pools| pools.is_largest_cause);
-        let of_graphs = of_graphs.and_then(|pools| pools.sentence(moment.reserved_bytes));
-        of_graphs.or_else(|| of_program?.sentence(moment.reserved_bytes))
+        let of_graphs = of_graphs.and_then(|pools| pools.sentences(moment.reserved_bytes));
+        of_graphs.or_else(|| of_program?.sentences(moment.reserved_bytes))
     }
 
     /// Returns the totals of a file that has nothing else.
@@ -93,6 +93,14 @@ impl Answer {
     pub fn failed_before_dump(&self) -> Option<String> {
         let bytes = self.causes.as_ref().filter(|_| self.no_history.is_some())?.main.failed_bytes?;
         Some(format!("A request of {} MiB failed before the dump.", near(bytes)))
+    }
+
+    /// Returns the beginning of a list of holders at the most important moment.
+    #[must_use]
+    pub fn holders_sentence(&self, holders: &HolderList) -> String {
+        let blocks = counted_as(holders.blocks, "block holds", "blocks hold");
+        let moment = self.causes.as_ref().map_or("moment", |causes| causes.main.moment);
+        format!("At the {moment}, {blocks} {} MiB:", near(holders.requested_bytes))
     }
 
     /// Without a history, returns a sentence about all free ranges.

@@ -10,6 +10,20 @@ const LISTED: usize = 16;
 /// there are fewer than two.
 #[must_use]
 pub fn devices_sentence(devices: &[DeviceFigures]) -> Option<String> {
+    let mut text = devices_headline(devices)?.trim_end_matches('.').to_owned();
+    let listed: Vec<String> = devices.iter().take(LISTED).map(one_device).collect();
+    text += &format!(". Peaks of reserved and of live bytes: {}", listed.join("; "));
+    if let more @ 1.. = devices.len().saturating_sub(LISTED) {
+        text += &format!("; and {more} more");
+    }
+    text.push('.');
+    Some(text)
+}
+
+/// Returns a sentence with the number of devices, which are in the order of [`DeviceFigures::order`], and
+/// with the one whose requests failed. `None` if there are fewer than two.
+#[must_use]
+pub fn devices_headline(devices: &[DeviceFigures]) -> Option<String> {
     let [first, _, ..] = devices else { return None };
     let mut text = counted_as(devices.len() as u64, "device", "devices");
     if first.failures > 0 {
@@ -21,11 +35,6 @@ pub fn devices_sentence(devices: &[DeviceFigures]) -> Option<String> {
             (false, None) => String::new(),
         };
     }
-    let listed: Vec<String> = devices.iter().take(LISTED).map(one_device).collect();
-    text += &format!(". Peaks of reserved and of live bytes: {}", listed.join("; "));
-    if let more @ 1.. = devices.len().saturating_sub(LISTED) {
-        text += &format!("; and {more} more");
-    }
     text.push('.');
     Some(text)
 }
@@ -33,16 +42,25 @@ pub fn devices_sentence(devices: &[DeviceFigures]) -> Option<String> {
 fn one_device(figures: &DeviceFigures) -> String {
     let DeviceFigures { device, reserved_peak_bytes, live_peak_bytes, failures, .. } = *figures;
     let (reserved, live) = (near(reserved_peak_bytes), near(live_peak_bytes));
-    let end = match (figures.events, figures.is_end_only) {
-        (0, _) => " at the end, no events",
-        (_, true) => " at the end, no history",
-        (_, false) => "",
+    let end = match device_remark(figures) {
+        "" => String::new(),
+        end => format!(" {end}"),
     };
     let failed = match failures {
         0 => String::new(),
         some => format!(", {}", counted_as(some, "request failed", "requests failed")),
     };
     format!("device {device} {reserved} and {live} MiB{end}{failed}")
+}
+
+/// Returns which memory of a device is known, if not all of it.
+#[must_use]
+pub fn device_remark(figures: &DeviceFigures) -> &'static str {
+    match (figures.events, figures.is_end_only) {
+        (0, _) => "at the end, no events",
+        (_, true) => "at the end, no history",
+        (_, false) => "",
+    }
 }
 
 /// Returns a sentence that compares the ranks of a job, which are in the order of [`DeviceFigures::order`].

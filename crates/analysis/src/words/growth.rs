@@ -1,8 +1,7 @@
 //! The sentences about growth from step to step.
 
-use super::{counted_as, grouped, near};
+use super::{Sentences, counted_as, grouped, near};
 use crate::growth::{GrowthCourse, GrowthRow, StepGrowth, StepsEnd};
-use stratalloc::ids::StreamId;
 use stratalloc::size::MIB;
 
 /// The number of rows that the sentence names.
@@ -22,10 +21,10 @@ pub(crate) mod no_steps {
 
 impl StepGrowth {
     /// Returns the result as sentences.
-    pub(crate) fn text(&self, end: StepsEnd) -> String {
+    pub(crate) fn text(&self, end: StepsEnd) -> Sentences {
         let steps = counted_as(self.steps, "step", "steps");
         if !self.is_growing {
-            return format!("Live memory does not grow steadily over {steps}.");
+            return Sentences::one(format!("Live memory does not grow steadily over {steps}."));
         }
         let until = match end {
             StepsEnd::Recording => "",
@@ -54,21 +53,21 @@ impl StepGrowth {
             text += if growing.len() > NAMED { "; and others." } else { "." };
         }
         let more = growing.iter().filter(|row| row.course == GrowthCourse::MoreBlocks).count();
-        text += match more {
-            0 => "",
-            1 => " The program keeps a reference to each of these blocks.",
-            _ => {
-                " The program keeps a reference to each of these blocks. Several lines that grow together are usually \
-                 the graphs of results that are kept: keep loss.item() or loss.detach(), not loss."
-            }
-        };
-        if let Some(left) = self.steps_left {
-            text += &format!(
-                " At this rate, at most {} fit under the limit.",
-                counted_as(left, "more step", "more steps")
-            );
-        }
-        text
+        let kept = "The program keeps a reference to each of these blocks.";
+        let graphs = "Several lines that grow together are usually the graphs of results that are kept: keep \
+             loss.item() or loss.detach(), not loss.";
+        let all = Sentences::one(text);
+        let all = all.and_more(if more > 0 { kept } else { "" });
+        let all = all.and(if more > 1 { graphs } else { "" });
+        let without = format!(
+            "Without everything that grows, the last steps would need about {} MiB of live memory.",
+            near(self.without_growth_bytes)
+        );
+        let left = self.steps_left.map(|left| {
+            let steps = counted_as(left, "more step", "more steps");
+            format!("At this rate, at most {steps} fit under the limit.")
+        });
+        all.and(without).and_more(left.unwrap_or_default())
     }
 
     /// Returns the rows that grow, the largest growth first.
@@ -138,7 +137,7 @@ fn small(bytes: u64) -> String {
     }
 }
 
-/// Returns the label of blocks of one size.
-pub(crate) fn size_label(each_bytes: u64, stream: StreamId) -> String {
-    format!("blocks of {} bytes on stream {:#x}", grouped(each_bytes), stream.0)
+/// Returns the label of blocks of one size. `stream` is the name of their stream.
+pub(crate) fn size_label(each_bytes: u64, stream: &str) -> String {
+    format!("blocks of {} bytes on {stream}", grouped(each_bytes))
 }

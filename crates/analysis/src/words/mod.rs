@@ -5,15 +5,22 @@ mod devices;
 mod graph_pools;
 mod growth;
 mod host;
+mod missing;
+mod sentences;
+mod streams;
 mod summary;
 mod temporary;
 mod totals;
 mod verdict;
 
-pub use devices::{devices_sentence, ranks_sentence};
+pub use devices::{device_remark, devices_headline, devices_sentence, ranks_sentence};
 pub use graph_pools::CausesColumn;
 pub(crate) use growth::{no_steps, size_label};
 pub use host::host_sentence;
+pub use missing::NotShown;
+pub(crate) use missing::unknown;
+pub use sentences::Sentences;
+pub use streams::{StreamNumber, StreamNumbers};
 pub use summary::Summary;
 pub use totals::{totals_rows, totals_sentence};
 
@@ -24,6 +31,7 @@ use serde::Serialize;
 
 use crate::advice::{Advice, Tried};
 use crate::answer::HeapFigures;
+use crate::categories::Category;
 use crate::causes::{Causes, Moment, Picture};
 use crate::graph_pools::{GraphPools, ProgramPools};
 use crate::holders::CategoryBytes;
@@ -60,6 +68,16 @@ pub fn near(bytes: u64) -> String {
     match u64::try_from(tenths).unwrap_or(u64::MAX) {
         tenths if bytes < 100 * MIB => format!("{}.{}", tenths / 10, tenths % 10),
         _ => grouped(bytes.saturating_add(MIB / 2) / MIB),
+    }
+}
+
+/// Formats bytes with their unit: in MiB, and from 10 GiB on in GiB.
+#[must_use]
+pub fn size_text(bytes: u64) -> String {
+    const GIB: u64 = 1024 * MIB;
+    match bytes < 10 * GIB {
+        true => format!("{} MiB", near(bytes)),
+        false => format!("{} GiB", near(bytes / 1024)),
     }
 }
 
@@ -123,7 +141,7 @@ const SMALL: f64 = 0.02;
 impl Picture {
     /// Returns a few sentences that explain why so much memory is reserved.
     #[must_use]
-    pub fn sentence(&self, streams: &Streams) -> String {
+    pub fn sentences(&self, streams: &Streams) -> Sentences {
         let total = self.causes.total_bytes();
         let free = self.causes.rows()[1..].iter().max_by_key(|(_, bytes)| *bytes).copied();
         let (name, bytes) = free.unwrap_or(("none", 0));
@@ -140,38 +158,37 @@ impl Picture {
         let live = near(self.causes.requested_bytes);
         let mut text = format!("{when}, {} MiB are reserved and {live} MiB are live", near(total));
         let pools = GraphPools::at(self);
-        let of_pools = pools.and_then(|pools| pools.sentence(total));
+        let of_pools = pools.and_then(|pools| pools.sentences(total));
         let program_pools = ProgramPools::at(self);
-        let of_program = program_pools.and_then(|pools| pools.sentence(total));
+        let of_program = program_pools.and_then(|pools| pools.sentences(total));
         let is_of_pools = of_pools.is_some() && pools.is_some_and(|pools| pools.is_largest_cause)
             || of_program.is_some() && program_pools.is_some_and(|pools| pools.is_largest_cause);
         if bytes > 0 && !is_of_pools {
             let share = percent(bytes, total);
             text += &format!("; {} MiB ({share} %) are {name}", near(bytes));
         }
+        let mut largest_free = String::new();
         if let (Moment::FirstFailure, Some(largest)) =
             (self.moment, self.heaps.iter().map(|heap| heap.largest_free_bytes).max())
         {
-            text += &format!(". The largest free block has {} MiB", near(largest));
+            largest_free = format!("The largest free block has {} MiB.", near(largest));
         }
-        text.push('.');
-        for of_pools in of_pools.iter().chain(&of_program) {
-            text.push(' ');
-            text += of_pools;
-        }
+        let mut all = Sentences::one(text + ".").and_more(largest_free);
+        // If they are the largest cause, the result has these sentences.
+        let of_pools = of_pools.into_iter().chain(of_program).map(Sentences::as_more);
+        all = of_pools.fold(all, Sentences::then);
         // At the peak of live bytes, streams that become busy later have not reserved their memory yet.
         if !matches!(self.moment, Moment::PeakLive | Moment::End | Moment::Dump)
             && let Some(more) = self.streams_apart(streams)
         {
-            text.push(' ');
-            text += &more;
+            all = all.then(more);
         }
-        text
+        all
     }
 
-    /// Returns a sentence if the peaks of streams come at different times, so that each keeps memory of
+    /// Returns sentences if the peaks of streams come at different times, so that each keeps memory of
     /// its own.
-    fn streams_apart(&self, streams: &Streams) -> Option<String> {
+    fn streams_apart(&self, streams: &Streams) -> Option<Sentences> {
         let mut kept: HashMap<StreamId, u64> = HashMap::new();
         for heap in &self.heaps {
             *kept.entry(heap.stream).or_default() += heap.causes.total_bytes();
@@ -188,15 +205,18 @@ impl Picture {
             few if few < kept.len() => &format!("; at most {few} of them are busy together"),
             _ => ", and their peaks come at different times",
         };
-        Some(format!(
-            "{} streams keep {} to {} MiB each{together}. The peaks of their live memory add up to {} MiB, but \
-             at most {} MiB are live at once.",
+        let kept = format!(
+            "{} streams keep {} to {} MiB each{together}.",
             kept.len(),
             near(*least),
-            near(*most),
+            near(*most)
+        );
+        let peaks = format!(
+            "The peaks of their live memory add up to {} MiB, but at most {} MiB are live at once.",
             near(peaks),
             near(streams.peak_live_bytes)
-        ))
+        );
+        Some(Sentences::one(kept).and_more(peaks))
     }
 }
 
@@ -209,9 +229,17 @@ pub(crate) fn categories_sentence(categories: &[CategoryBytes]) -> String {
     let (bytes, share) = unknown.fold((0_u64, 0.0), |(bytes, share), one| {
         (bytes.saturating_add(one.requested_bytes), share + one.share)
     });
-    match bytes {
+    let known = match bytes {
         0 => "The category of all live bytes is known.".to_owned(),
         _ => format!("The category of {} MiB ({:.0} %) is not known.", near(bytes), share * 100.0),
+    };
+    let has = |category: Category| categories.iter().any(|one| one.category == category.name());
+    match has(Category::Activations) && has(Category::ActivationsKept) {
+        true => format!(
+            "{known} Of those that are only called activations, the recording does not show whether the backward \
+             pass needs them."
+        ),
+        false => known,
     }
 }
 
@@ -244,8 +272,8 @@ impl Moment {
 impl HeapFigures {
     /// Returns the name of the stream and its pool.
     #[must_use]
-    pub fn name(&self) -> String {
-        let stream = format!("stream {:#x}", self.stream.0);
+    pub fn name(&self, streams: &StreamNumbers) -> String {
+        let stream = streams.name(self.stream);
         match self.pool {
             [0, 0] => stream,
             [capture, user] => format!("{stream} pool {capture}.{user}"),
@@ -264,19 +292,20 @@ impl Limit {
         }
     }
 
-    /// Formats the limit in tenths of a MiB: "3000.0 MiB", or "between 3248.0 and 3288.0 MiB".
-    pub fn in_tenths(&self) -> String {
-        #[expect(clippy::cast_precision_loss, reason = "a printed number")]
-        let mib = |bytes: u64| bytes as f64 / MIB as f64;
+    /// Formats the limit in MiB, exactly if that is a whole number: "3,000 MiB", or "between 3,248 and
+    /// 3,288 MiB".
+    pub fn between_in_mib(&self) -> String {
         match self.below_bytes {
-            Some(below) => format!("between {:.1} and {:.1} MiB", mib(self.bytes), mib(below)),
-            None => format!("{:.1} MiB", mib(self.bytes)),
+            Some(below) => {
+                format!("between {} and {} MiB", whole_or_near(self.bytes), whole_or_near(below))
+            }
+            None => format!("{} MiB", whole_or_near(self.bytes)),
         }
     }
 
     /// Returns a sentence with the limit and its source.
     pub fn sentence(&self) -> String {
-        let (range, source) = (self.in_tenths(), self.source);
+        let (range, source) = (self.between_in_mib(), self.source);
         match source {
             LimitSource::Probable(evidence) => format!(
                 "The limit is probably {range}, inferred from {evidence}, unless the program itself called \
@@ -348,38 +377,6 @@ impl Advice {
             }
         }
     }
-}
-
-/// Lists the data that a recording lacks, each with the option or call that supplies it. `torch` is the
-/// version that the settings suit.
-#[must_use]
-pub(crate) fn unknown(recording: &Recording, torch: ForTorch) -> Vec<String> {
-    let has_history = recording.no_history.is_none();
-    let version = "its version of PyTorch: keys that 2.1 and every later version have are assumed; --torch 2.11 \
-             names a version and adds its keys";
-    let limit = "its memory limit: --total-memory or --memory-fraction sets one";
-    let before = recording.start.iter().flat_map(|start| &start.blocks);
-    let before = before.filter(|block| block.stack.is_none());
-    let before_bytes = before.fold(0, |sum: u64, block| sum.saturating_add(block.requested_bytes));
-    let start = format!(
-        "the code that holds {} MiB of what lived before its first event: call \
-         torch.cuda.memory._record_memory_history() before the program allocates",
-        near(before_bytes)
-    );
-    let earlier = "what was live and freed before its first event: peaks and needs are those of the events that it has";
-    let segments = "when its segments were reserved and released, which skip_actions left out: its reserved bytes \
-             and its limit are not known";
-    let all = [
-        (recording.requests_outside > 0, segments),
-        (recording.limit.and_then(Limit::known).is_none(), limit),
-        (torch == ForTorch::Unknown, version),
-        (before_bytes > 0, &start),
-        (recording.start.is_some(), earlier),
-    ];
-    let all = all.into_iter().filter(|(is_unknown, _)| *is_unknown && has_history);
-    let has_stacks = !recording.trace.stacks.is_empty();
-    let kind = recording.trace.totals.as_ref().map(|totals| totals::not_in(totals, has_stacks));
-    kind.into_iter().flatten().chain(all.map(|(_, what)| what)).map(str::to_owned).collect()
 }
 
 /// The memory that a device needs in addition to the recorded memory.

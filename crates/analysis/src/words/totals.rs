@@ -1,6 +1,6 @@
 //! The sentence and the table about the figures that a file states itself, and what such a file lacks.
 
-use super::{counted_as, near};
+use super::{NotShown, counted_as, near};
 use stratalloc_recording::{Totals, TotalsSource};
 
 /// Returns a sentence about the peaks that a file states.
@@ -58,7 +58,7 @@ pub fn totals_rows(totals: &Totals) -> Vec<(String, u64)> {
 }
 
 /// Lists what a file lacks because of its kind.
-pub(super) fn not_in(totals: &Totals, has_stacks: bool) -> Vec<&'static str> {
+pub(super) fn not_in(totals: &Totals, has_stacks: bool) -> Vec<NotShown> {
     let requests = "its requests: their sizes, streams and times, so no need, setting or fragmentation follows";
     let code = "the code that holds the memory";
     let reserved =
@@ -84,11 +84,16 @@ pub(super) fn not_in(totals: &Totals, has_stacks: bool) -> Vec<&'static str> {
              are those of a replay",
         ],
     };
-    let no_code = "the code that requests memory: torch.profiler.profile(profile_memory=True, with_stack=True) records it";
+    let no_code = NotShown::new(
+        "the code that requests memory",
+        "torch.profiler.profile(profile_memory=True, with_stack=True) records it",
+    );
     let no_lines = "the lines of its code: this version of the profiler records those of the def statements, which \
              stand in their places";
     let is_profile = totals.source == TotalsSource::ProfilerTrace;
     let no_code = (is_profile && !has_stacks).then_some(no_code);
-    let no_lines = (has_stacks && totals.has_call_lines == Some(false)).then_some(no_lines);
-    all.iter().copied().chain(no_code).chain(no_lines).collect()
+    let no_lines =
+        (has_stacks && totals.has_call_lines == Some(false)).then(|| NotShown::new(no_lines, ""));
+    let all = all.iter().map(|what| NotShown::new(what, ""));
+    all.chain(no_code).chain(no_lines).collect()
 }

@@ -1,6 +1,6 @@
 //! The sentences about the result of a search for settings.
 
-use super::{counted_as, grouped, mib, near, part, whole_or_near};
+use super::{Sentences, counted_as, grouped, mib, near, part, whole_or_near};
 use crate::needs::Cost;
 use crate::recording::{EITHER, LimitSource};
 use crate::verdict::{CodeBytes, Hindrance, LargestHolder, LivePeak, UnderLimit, Verdict, WORTH};
@@ -12,15 +12,22 @@ impl Verdict {
     /// memory, and before it the failed request, if that is larger.
     #[must_use]
     pub fn sentence(&self) -> String {
+        self.sentences().to_string()
+    }
+
+    /// Returns the same as [`sentence`](Self::sentence), with the most important sentences marked.
+    #[must_use]
+    pub fn sentences(&self) -> Sentences {
         match self {
             Self::CannotHelp { why, failed_request, largest_holder } => {
                 let request =
                     failed_request.as_ref().map(|CodeBytes { requested_bytes: bytes, code }| {
                         let (bytes, code) = (whole_or_near(*bytes), in_code(code.as_deref()));
-                        format!(" The failed request takes the most: {bytes} MiB{code}.")
+                        format!("The failed request takes the most: {bytes} MiB{code}.")
                     });
                 let holder = largest_holder.as_ref().map(LargestHolder::sentence);
-                why.sentence() + &request.unwrap_or_default() + &holder.unwrap_or_default()
+                let all = Sentences::one(why.sentence()).and(request.unwrap_or_default());
+                all.and_more(holder.unwrap_or_default())
             }
             Self::WorthIt { has_pytorch_setting: false, before_bytes, under_limit, .. } => {
                 let is_rescue = under_limit.is_some_and(|under| under.is_rescue);
@@ -28,23 +35,25 @@ impl Verdict {
                     true => "that was tried suffices",
                     false => "is worth its cost",
                 };
-                let sentence = self.setting_sentence();
-                format!("{sentence} No setting of PyTorch's own allocator {lacks}.")
+                let sentence = format!("No setting of PyTorch's own allocator {lacks}.");
+                self.setting_sentences().and_more(sentence)
             }
-            _ => self.setting_sentence(),
+            _ => self.setting_sentences(),
         }
     }
 
-    /// Returns the sentence about settings alone.
+    /// Returns the sentences about settings alone.
     #[must_use]
-    pub fn setting_sentence(&self) -> String {
+    pub fn setting_sentences(&self) -> Sentences {
         match self {
-            Self::WorthIt { needs_bytes, before_bytes: None, under_limit, .. } => format!(
-                "{}: the recording then runs on {} MiB, and on no device as it is{}.",
-                self.to_set(),
-                mib(*needs_bytes),
-                text_of(*under_limit)
-            ),
+            Self::WorthIt { needs_bytes, before_bytes: None, under_limit, .. } => {
+                Sentences::one(format!(
+                    "{}: the recording then runs on {} MiB, and on no device as it is.",
+                    self.to_set(),
+                    mib(*needs_bytes),
+                ))
+                .and_more(text_of(*under_limit))
+            }
             Self::WorthIt {
                 needs_bytes,
                 before_bytes: Some(before),
@@ -61,30 +70,32 @@ impl Verdict {
                         format!(" instead of {} MiB ({percent:.0} % less)", mib(*before))
                     }
                 };
-                format!(
-                    "{}: the recording then needs {} MiB{instead}{}{}.",
+                let setting = format!(
+                    "{}: the recording then needs {} MiB{instead}.",
                     self.to_set(),
                     mib(*needs_bytes),
-                    costs(*cost, *cost_before),
-                    text_of(*under_limit)
-                )
+                );
+                let all = Sentences::one(setting).and_more(costs(*cost, *cost_before));
+                all.and_more(text_of(*under_limit))
             }
             Self::NotWorthIt { before_bytes, least_bytes, more_time, live, under_limit } => {
                 let before = before_bytes.unwrap_or(u64::MAX);
-                format!(
-                    "No setting is worth its cost: the recording needs {} MiB as it is{}. The live bytes alone take \
-                 {}{}.",
+                let (end, more) = why_not(before, *least_bytes, *more_time);
+                let setting = format!(
+                    "No setting is worth its cost: the recording needs {} MiB as it is{end}.",
                     mib(before),
-                    why_not(before, *least_bytes, *more_time),
-                    live.in_mib(),
-                    text_of(*under_limit)
-                )
+                );
+                let live = format!("The live bytes alone take {}.", live.in_mib());
+                Sentences::one(setting)
+                    .and_more(more)
+                    .and_more(live)
+                    .and_more(text_of(*under_limit))
             }
-            Self::CannotHelp { why, .. } => why.sentence(),
+            Self::CannotHelp { why, .. } => Sentences::one(why.sentence()),
             Self::NoHistory(no_history) => {
-                format!("{} {}", no_history.sentence(), no_history.remedy())
+                Sentences::one(no_history.sentence()).and(no_history.remedy())
             }
-            Self::NotSearched { why } => why.clone(),
+            Self::NotSearched { why } => Sentences::one(why.clone()),
         }
     }
 
@@ -98,13 +109,17 @@ impl Verdict {
     }
 }
 
-fn why_not(needs_bytes: u64, least_bytes: u64, more_time: Option<f64>) -> String {
+/// Returns the end of the sentence about the need, and a sentence after it.
+fn why_not(needs_bytes: u64, least_bytes: u64, more_time: Option<f64>) -> (String, String) {
     let saved = needs_bytes.saturating_sub(least_bytes);
+    let end_alone = |end: String| (end, String::new());
     match part(saved, needs_bytes) {
-        _ if saved == 0 => ", and no setting that was tried needs less".to_owned(),
-        share if share < WORTH => {
-            format!(", and the best setting saves {} MiB ({:.1} %)", near(saved), share * 100.0)
-        }
+        _ if saved == 0 => end_alone(", and no setting that was tried needs less".to_owned()),
+        share if share < WORTH => end_alone(format!(
+            ", and the best setting saves {} MiB ({:.1} %)",
+            near(saved),
+            share * 100.0
+        )),
         share => {
             let but = match more_time.filter(|time| *time > share) {
                 Some(time) => {
@@ -113,12 +128,15 @@ fn why_not(needs_bytes: u64, least_bytes: u64, more_time: Option<f64>) -> String
                 None => "the limit or the version of PyTorch excludes it".to_owned(),
             };
             let (saved, percent) = (near(saved), share * 100.0);
-            format!(". The setting that needs least saves {saved} MiB ({percent:.0} %), but {but}")
+            let more = format!(
+                "The setting that needs least saves {saved} MiB ({percent:.0} %), but {but}."
+            );
+            (String::new(), more)
         }
     }
 }
 
-/// Returns what a setting gives under the limit, as the end of a sentence.
+/// Returns what a setting gives under the limit, as a sentence.
 fn text_of(under_limit: Option<UnderLimit>) -> String {
     let Some(UnderLimit { limit, failures, is_rescue, is_tight }) = under_limit else {
         return String::new();
@@ -128,14 +146,14 @@ fn text_of(under_limit: Option<UnderLimit>) -> String {
     let bounds = limit.in_mib();
     match limit.source {
         LimitSource::Possible(_) => format!(
-            ". If a memory fraction is set ({bounds}), it runs without a failure{spare}; if the driver refused \
-             for another reason, no allocator setting helps"
+            "If a memory fraction is set ({bounds}), it runs without a failure{spare}; if the driver refused \
+             for another reason, no allocator setting helps."
         ),
         _ if is_rescue => format!(
-            ". Under the limit of {bounds}, where {failed} when it was recorded, it runs without a \
-             failure{spare}"
+            "Under the limit of {bounds}, where {failed} when it was recorded, it runs without a \
+             failure{spare}."
         ),
-        _ => format!(". It runs under the limit of {bounds}"),
+        _ => format!("It runs under the limit of {bounds}."),
     }
 }
 
@@ -147,7 +165,7 @@ impl Hindrance {
                 near(live.live_bytes),
                 live.remark()
             ),
-            Self::Undecided { refused } => format!("No setting can help: {refused}; {EITHER}."),
+            Self::Undecided { refused } => format!("No setting can help: {refused}, so {EITHER}."),
             Self::LargeRequest {
                 request: CodeBytes { requested_bytes: bytes, code },
                 has_failed,
@@ -212,10 +230,10 @@ impl LargestHolder {
         let Self { held_bytes: bytes, blocks, code, each_bytes } = self;
         let (held, blocks) = (near(*bytes), counted_as(*blocks, "block", "blocks"));
         match code {
-            Some(code) => format!(" Largest holder: {code}, {held} MiB in {blocks}."),
+            Some(code) => format!("Largest holder: {code}, {held} MiB in {blocks}."),
             None => {
                 let each = grouped(each_bytes.unwrap_or(0));
-                format!(" Largest holder: {held} MiB in {blocks} of {each} bytes.")
+                format!("Largest holder: {held} MiB in {blocks} of {each} bytes.")
             }
         }
     }
@@ -244,5 +262,5 @@ fn costs(cost: Option<Cost>, before: Option<Cost>) -> String {
         (more, 0) => format!("; device calls take {} more", ms(more)),
         (_, less) => format!("; device calls take {} less", ms(less)),
     };
-    format!(". {retries}{calls}")
+    format!("{retries}{calls}.")
 }

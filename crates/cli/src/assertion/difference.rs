@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use stratalloc_analysis::{Diff, counted_as, difference, failed_requests};
 
 use super::super::outcome::Result;
-use super::super::show::mib;
+use super::super::show::tenths;
 use super::super::size::{percent, size};
 use super::{Condition, ConditionBound, Judgement, Quantity};
 
@@ -94,7 +94,7 @@ impl Condition<DifferenceBound> {
         };
         let shown = |value: Option<u64>| match value {
             Some(count) if is_count => counted_as(count, "failed request", "failed requests"),
-            Some(bytes) => format!("{} MiB", mib(bytes as f64)),
+            Some(bytes) => format!("{} MiB", tenths(bytes as f64)),
             None => "more than any device".to_owned(),
         };
         let change = match values {

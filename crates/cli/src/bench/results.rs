@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::super::outcome::out;
-use super::super::show::{Align, is_json, shown_conf, table};
+use super::super::show::{Align, is_json, say, shown_conf, table};
 use super::cases::Together;
 
 /// The subject of a timing: a configuration on a device, or another allocator.
@@ -140,10 +140,10 @@ impl Results {
                 writeln!(out, "{name}: {} on {}", shown_conf(&subject.conf), subject.device)?;
             }
         }
-        writeln!(
-            out,
-            "Nanoseconds a step, with several threads as the slowest of them saw it. Medians of rounds in \
-             turn; ± half of the distance between the quartiles."
+        say(
+            &mut out,
+            "Nanoseconds a step, with several threads as the slowest of them saw it. Medians of rounds in turn; \
+             ± half of the distance between the quartiles.",
         )
     }
 }

@@ -208,8 +208,9 @@ fn agree(name: &str, json: &Value, text: &str, data: &Value) {
     }
     // The largest holder.
     let holders = &json["holders"];
-    let mib =
-        |bytes: &Value| format!("{:.1} MiB", bytes.as_f64().expect("it is there") / MIB as f64);
+    let mib = |bytes: &Value| {
+        format!("{} MiB", stratalloc_analysis::near(bytes.as_u64().expect("it is there")))
+    };
     let many = if holders["blocks"] == 1 { "s" } else { "" };
     assert!(
         text.contains(&format!(" hold{many} {}:", mib(&holders["requested_bytes"]))),

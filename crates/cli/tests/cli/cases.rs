@@ -98,13 +98,13 @@ const CASES: &[(&str, &[Answer])] = &[
     ("legacy_true_one_event", NO_HISTORY),
     (
         "legacy_true_one_event",
-        &[dumped_code(&["768.0  70.6%", "model.py:37 load < train.py:12 main"])],
+        &[dumped_code(&["768  70.6%", "model.py:37 load < train.py:12 main"])],
     ),
     ("state_only", NO_HISTORY),
     (
         "state_only",
         &[dumped_code(&[
-            "320.0  29.4%",
+            "320  29.4%",
             "cache.py:224 update < train.py:31 main",
             "The category of 1,088 MiB (100 %) is not known.",
         ])],
@@ -120,8 +120,8 @@ const CASES: &[(&str, &[Answer])] = &[
             code: 0,
             has: &[
                 "it begins late",
-                "500.0  32.7%      10             -  adamw.py:887 step < train.py:40 main",
-                " 30.0   2.0%       1             0  model.py:60 forward < train.py:30 main",
+                "500  32.7%      10             -  adamw.py:887 step < train.py:40 main",
+                "30.0   2.0%       1             0  model.py:60 forward < train.py:30 main",
             ],
             lacks: UNKNOWN_BEFORE,
         }],
@@ -132,13 +132,13 @@ const CASES: &[(&str, &[Answer])] = &[
             Answer {
                 args: "advise --quick",
                 code: 0,
-                has: &["768.0  53.8%       8             -  real.py:4 e < real.py:8 load"],
+                has: &["768  53.8%       8             -  real.py:4 e < real.py:8 load"],
                 lacks: UNKNOWN_BEFORE,
             },
             Answer {
                 args: "advise --quick --total-memory 80GiB",
                 code: 0,
-                has: &["320.0  22.4%       8             -  real.py:4 e < real.py:6 update"],
+                has: &["320  22.4%       8             -  real.py:4 e < real.py:6 update"],
                 lacks: UNKNOWN_BEFORE,
             },
         ],
@@ -171,7 +171,7 @@ const CASES: &[(&str, &[Answer])] = &[
                     "33,000 MiB (83 %) are free in 11 private pools: their graphs keep them, empty_cache does not \
                      release them; one pool for all captures (pool=), the largest captured first, would need \
                      about 3,930 MiB",
-                    "11 private pools  stream 0x0",
+                    "11 private pools  stream 0",
                 ],
                 lacks: &["pool 11.0", "are completely free segments"],
             },
@@ -306,7 +306,7 @@ fn without_entries_of_segments_needs_are_right_and_reserved_bytes_are_unknown() 
     made.release(BASE + 1024 * MIB);
     made.out_of_memory(900 * MIB, 7 * MIB);
     let whole = ok(&["advise", "--quick", &folder.file("whole.json", &made.json())]);
-    assert!(whole.stdout.contains("The limit is 407.0 MiB"), "{}", whole.stdout);
+    assert!(whole.stdout.contains("The limit is 407 MiB"), "{}", whole.stdout);
     made.skip("segment_alloc");
     made.skip("segment_free");
     let cut = ok(&["advise", "--quick", &folder.file("cut.json", &made.json())]);

@@ -33,7 +33,7 @@ fn growth_is_in_the_text_the_json_and_on_the_page() {
     let begin = "Live memory grows by 12.0 MiB a step, 240 MiB over 20 steps: job.py:12 step, 1 block a step. ";
     let text = ok(&["advise", &path, "--quick"]).stdout;
     assert!(text.contains(begin), "{text}");
-    let row = "12.0  240.0  20  1 block a step  job.py:12 step";
+    let row = "12.0  240  20  1 block a step  job.py:12 step";
     let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(text.lines().any(|line| squeezed(line) == squeezed(row)), "{text}");
     let json = ok(&["advise", &path, "--quick", "--json"]).json();

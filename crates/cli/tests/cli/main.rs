@@ -31,10 +31,12 @@ mod pluggable;
 mod pools;
 mod progress;
 mod report;
+mod short;
 mod sweep;
 mod truth;
 mod verified;
 mod view;
+mod width;
 mod words;
 
 use std::io::Write;
@@ -93,8 +95,15 @@ fn ended(command: &mut Command) -> Ended {
     command.output().expect("the program runs").into()
 }
 
+/// Returns the arguments of a command that prints all of its answer, not the short form for a screen.
+fn in_full<'a>(args: &[&'a str]) -> Vec<&'a str> {
+    let all = (args.first() == Some(&"advise")).then_some("--all");
+    args.iter().copied().take(1).chain(all).chain(args.iter().copied().skip(1)).collect()
+}
+
+/// Runs a command. `advise` prints all of its answer.
 fn run(args: &[&str]) -> Ended {
-    ended(stratalloc().args(args))
+    ended(stratalloc().args(in_full(args)))
 }
 
 /// Runs a command and checks that it succeeds.
@@ -117,7 +126,7 @@ fn fails(args: &[&str], code: i32, words: &str) -> Ended {
 /// Does the same as `run`, with `input` as the standard input.
 fn run_with(args: &[&str], input: &str) -> Ended {
     let mut command = stratalloc();
-    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(in_full(args)).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the program runs");
     let mut pipe = child.stdin.take().expect("it is piped");
     pipe.write_all(input.as_bytes()).expect("the program reads");
@@ -436,7 +445,8 @@ fn compare_marks_the_best_and_prints_json() {
 
 /// Returns the first two cells of each row of a table: the name, and the need in MiB.
 fn needs_of(table: &str) -> Vec<(&str, f64)> {
-    let cells = |line: &str| line.split_whitespace().nth(1).map(|cell| cell.replace('*', ""));
+    let cells =
+        |line: &str| line.split_whitespace().nth(1).map(|cell| cell.replace(['*', ','], ""));
     let row = |line: &'_ str| cells(line).and_then(|cell| cell.parse().ok());
     table.lines().filter_map(|line| Some((line.split(' ').next()?, row(line)?))).collect()
 }

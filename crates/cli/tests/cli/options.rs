@@ -19,7 +19,7 @@ const COMMANDS: [&str; 11] = [
 ];
 
 /// The options of more than one command, in the order of every help text.
-const SHARED: [&str; 22] = [
+const SHARED: [&str; 23] = [
     "--total-memory <SIZE>",
     "--memory-fraction <MEMORY_FRACTION>",
     "--recorded-device <RECORDED_DEVICE>",
@@ -29,6 +29,7 @@ const SHARED: [&str; 22] = [
     "--time <SECONDS>",
     "--torch <VERSION>",
     "--device <DEVICE>",
+    "--all",
     "--fits <SIZE>",
     "--assert <CONDITION>",
     "--junit <FILE>",
@@ -45,7 +46,8 @@ const SHARED: [&str; 22] = [
 ];
 
 /// Options whose meaning depends on the command.
-const OWN_TEXT: [&str; 5] = [
+const OWN_TEXT: [&str; 6] = [
+    "--all",
     "--conf <CONF>",
     "--device <DEVICE>",
     "--fits <SIZE>",

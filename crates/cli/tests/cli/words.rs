@@ -154,3 +154,44 @@ fn explain_notes_the_values_that_pytorch_refuses() {
         assert!(ended.stdout.contains(&note), "{conf}: {}", ended.stdout);
     }
 }
+
+#[test]
+fn an_error_names_the_file_its_kind_and_the_remedy() {
+    let folder = Folder::new("errors");
+    // A checkpoint, and a list of settings: both are well formed, and no snapshot.
+    let checkpoint = folder.file("checkpoint.json", r#"{"model":{"weight":[1,2,3]},"epoch":3}"#);
+    let settings = folder.file("settings.json", r#"{"torch":"2.8","total_memory":"24GiB"}"#);
+    for file in [&checkpoint, &settings] {
+        let stderr = fails(&["advise", file], 2, file).stderr;
+        assert!(
+            stderr.contains("it is no memory snapshot") && stderr.contains("_dump_snapshot("),
+            "{stderr}"
+        );
+    }
+    for command in ["advise", "replay", "report"] {
+        let stderr =
+            fails(&[command, &folder.path("")], 2, "it is a folder; pass the recordings in it")
+                .stderr;
+        assert!(stderr.contains("/*.pickle"), "{stderr}");
+    }
+    let path = &trace("multistream.default");
+    fails(&["sweep", path, "--jobs", "0"], 2, "expected a number of threads, 1 or more");
+    fails(&["replay", path, "--at", "1e3"], 2, "expected a number of events, such as 1000");
+    // A column that does not exist is refused before the work.
+    for command in [&["compare", path, "--conf", "backend:native"][..], &["sweep", path]] {
+        let ended = fails(
+            &[command, &["--sort", "price"]].concat(),
+            2,
+            "no column is called price: there are ",
+        );
+        assert_eq!(ended.stdout, "", "{command:?}");
+    }
+}
+
+#[test]
+fn recordings_of_two_programs_are_named_as_such() {
+    let (serve, other) = (&trace("serve.default"), &trace("unet.frac045"));
+    let note = "the same: these may be recordings of two programs";
+    assert!(run(&["diff", serve, other]).stderr.contains(note));
+    assert!(!run(&["diff", other, &trace("unet.expandable")]).stderr.contains(note));
+}

@@ -228,8 +228,8 @@ fn a_page_answers_in_a_browser_and_asks_nothing_of_the_network() {
     assert!(shown.contains("</script><img src=x onerror=alert(1)>"), "{shown}");
     let late = of("late");
     let unknown = late["unknown"].as_str().unwrap_or_default();
-    assert!(unknown.starts_with("The recording does not show:its memory limit: "), "{unknown}");
-    assert!(unknown.contains("what lived before its first event: call torch."), "{unknown}");
+    assert!(unknown.starts_with("The recording does not show:the memory limit ("), "{unknown}");
+    assert!(unknown.contains("what lived before its first event (call torch."), "{unknown}");
     let flames = &late["flamesUsed"];
     let of_flames = |name: &str| flames[name].as_str().unwrap_or_default();
     assert!(of_flames("first").contains("nn.py:6 softmax < model.py:432 attention"), "{flames:#}");
