@@ -350,7 +350,7 @@ type GroupTable = (Vec<(&'static str, Align)>, Vec<Vec<String>>);
 
 /// Returns the table of the groups.
 fn rows(found: &Found, names: &[String], torch: Option<TorchVersion>) -> GroupTable {
-    let need = |bytes: Option<u64>| bytes.map_or_else(|| "none fits".to_owned(), |b| near(b));
+    let need = |bytes: Option<u64>| bytes.map_or_else(|| "none fits".to_owned(), near);
     let worst = found.worst().map(|group| group.analysed);
     let row = |group: &Group| {
         let mut row = vec![grouped(group.members.len() as u64)];

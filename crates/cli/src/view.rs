@@ -22,7 +22,8 @@ pub(crate) struct ViewOptions {
     /// Print results and errors only: no notes, no warnings and no progress.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
-    /// When to use colours. auto: on a terminal, unless NO_COLOR is set; CLICOLOR_FORCE=1 uses them in pipes too.
+    /// When to use colours. auto: on a terminal, unless NO_COLOR is set; CLICOLOR_FORCE=1 uses them in pipes
+    /// too.
     #[arg(
         long,
         global = true,
@@ -88,8 +89,7 @@ pub(crate) fn set_colours_of_arguments(arguments: impl Iterator<Item = OsString>
         Some(rest) => Colours::from_str(rest.strip_prefix('=')?, true).ok(),
         None => None,
     };
-    let ends = (0..texts.len()).map(|at| &texts[at..]);
-    if let Some(colours) = ends.filter_map(of_option).last() {
+    if let Some(colours) = (0..texts.len()).rev().find_map(|at| of_option(&texts[at..])) {
         colours.write_global();
     }
 }
@@ -167,7 +167,8 @@ pub(crate) enum Tone {
 }
 
 impl Tone {
-    /// The tones of the causes of reserved memory, in the order of [`Causes::rows`](stratalloc_analysis::Causes::rows).
+    /// The tones of the causes of reserved memory, in the order of
+    /// [`Causes::rows`](stratalloc_analysis::Causes::rows).
     pub(crate) const CAUSES: [Self; 6] =
         [Self::Live, Self::Rounding, Self::Waiting, Self::Rest, Self::Idle, Self::Driver];
 

@@ -68,8 +68,8 @@ pub struct CausesColumn {
 }
 
 impl MomentCauses {
-    /// Returns the columns of a table, the largest first. `streams` has the names of streams. Private pools have one column together if there are
-    /// more than a few.
+    /// Returns the columns of a table, the largest first. Private pools have one column together if there are
+    /// more than a few. `streams` has the names of streams.
     #[must_use]
     pub fn columns(&self, streams: &StreamNumbers) -> Vec<CausesColumn> {
         let is_private = |heap: &&HeapFigures| heap.pool != [0, 0];

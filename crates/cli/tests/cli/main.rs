@@ -352,19 +352,6 @@ fn explain_reports_what_cannot_be_built_and_loads_nothing_to_find_out() {
 }
 
 #[test]
-fn tables_are_sorted_and_printed_as_asked() {
-    let sorted = ["explain", "--sort", "value", "--format", "markdown"];
-    let stdout = run(&[&sorted[..], &["compat:pytorch,backend:cpu"]].concat()).stdout;
-    let rows: Vec<&str> = stdout.lines().filter(|line| line.starts_with("| ")).collect();
-    for (at, row) in [(0, "| key | value |"), (2, "| backend | cpu |"), (3, "| compat | pytorch |")]
-    {
-        assert!(rows[at].starts_with(row), "{stdout}");
-    }
-    fails(&["explain", "--sort", "price", "backend:cpu"], 2, "");
-    fails(&["completions", "bash", "--format", "json"], 2, "");
-}
-
-#[test]
 fn sizes_have_one_format_everywhere() {
     let path = &trace("multistream.default");
     let reserved = |total: &str| {

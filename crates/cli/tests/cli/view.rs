@@ -43,3 +43,16 @@ fn quiet_leaves_notes_out_and_keeps_results_and_errors() {
     fails(&["replay", "-q", "-v", path], 2, "--verbose");
     assert!(ok(&["explain", "-v"]).stdout.contains("cpu_alignment"));
 }
+
+#[test]
+fn tables_are_sorted_and_printed_as_asked() {
+    let sorted = ["explain", "--sort", "value", "--format", "markdown"];
+    let stdout = run(&[&sorted[..], &["compat:pytorch,backend:cpu"]].concat()).stdout;
+    let rows: Vec<&str> = stdout.lines().filter(|line| line.starts_with("| ")).collect();
+    for (at, row) in [(0, "| key | value |"), (2, "| backend | cpu |"), (3, "| compat | pytorch |")]
+    {
+        assert!(rows[at].starts_with(row), "{stdout}");
+    }
+    fails(&["explain", "--sort", "price", "backend:cpu"], 2, "");
+    fails(&["completions", "bash", "--format", "json"], 2, "");
+}

@@ -1,7 +1,7 @@
 //! No command prints a line that is longer than the terminal is wide.
 //!
-//! Two kinds of lines may be longer, because they exist to be copied or have no place for a break: lines with a
-//! setting to paste, and lines that consist of one word, such as a path.
+//! Two kinds of lines may be longer, because they exist to be copied or have no place for a break: lines
+//! with a setting to paste, and lines that consist of one word, such as a path.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn recording(name: &str, scale: u64) -> String {
             1_000 + at
         )
     };
-    let bytes = |at: u64| (at + 3) * scale << 20;
+    let bytes = |at: u64| ((at + 3) * scale) << 20;
     let mut events = Vec::new();
     for at in 0..12 {
         events.push(event("segment_alloc", at, bytes(at)));
