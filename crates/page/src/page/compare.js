@@ -186,4 +186,10 @@ function showViews() {
   showTemporary();
   showComparison();
   showKeep();
+  showLinks();
+}
+
+/// Hides the links to panels that this recording does not have.
+function showLinks() {
+  for (const link of document.querySelectorAll("nav a")) link.hidden = document.querySelector(link.getAttribute("href")).hidden;
 }

@@ -60,7 +60,7 @@ function show(recording, moment = firstMoment(recording)) {
   // A file with totals only has nothing to draw.
   const isTotals = recording.totals.length > 0;
   for (const panel of ["timeline", "segments", "steps", "holders", "temporary", "needs", "compare"]) byId(panel).hidden = isTotals;
-  if (isTotals) return;
+  if (isTotals) return showLinks();
   showJumps();
   showHolders();
   showNeeds();

@@ -184,6 +184,7 @@ try {
     if (at > 0) select.dispatchEvent(new Event("change"));
     if (recording.totals.length) return;
     const seen = { name: recording.name, barriers: barriers(), poorRows: poorRows(), address: useAddress(recording), ranges: useRanges(recording), temporary: useTemporary(recording), steps: useSteps(recording),
+      links: [...document.querySelectorAll("nav a")].every((link) => link.hidden !== document.querySelector(link.getAttribute("href")).checkVisibility()),
       compared: useComparison(recording), kept: useKeep(recording), tooWide: tooWide() };
     result.recordings.push(seen);
   });

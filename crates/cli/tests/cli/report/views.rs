@@ -30,6 +30,7 @@ fn is_well(json: &Value) {
         for name in ["barriers", "poorRows", "tooWide"] {
             assert_eq!(seen[name], serde_json::json!([]), "{name}: {}", seen["name"]);
         }
+        assert_eq!(seen["links"], true, "{}", seen["name"]);
         let ranges = list(&seen["ranges"]);
         for range in ranges.iter().filter(|range| range["isGone"].is_null()) {
             assert!(range["isPressed"] == true && range["isByCategory"] == true, "{range:#}");
