@@ -6,7 +6,7 @@
 const CHUNK = 64, STORED = 128;
 
 /// Returns true if the page has every block and segment of the recording.
-const isWhole = (recording) => !recording.moments && !recording.is_short;
+const isWhole = (recording) => recording.layers.series === null;
 
 /// Returns the live bytes at each moment, with the extremes of each chunk, and the rows in the order of their frees.
 function historyOf(recording) {

@@ -87,7 +87,7 @@ const painted = (name) => name === "idle" ? hatched({ colour: "var(--idle)", pat
 
 /// Returns a style's colour and hatch as the value of the CSS property `background`.
 function hatched({ colour: plain, pattern }) {
-  const ink = "rgb(0 0 0 / .38)";
+  const ink = isDeep(rgbOf(plain)) ? "rgb(255 255 255 / .4)" : "rgb(0 0 0 / .42)";
   const lines = (angle) => `repeating-linear-gradient(${angle}deg, ${ink} 0 1px, transparent 1px 5px)`;
   const over = { plain: [], rising: [lines(135)], falling: [lines(45)], level: [lines(0)], upright: [lines(90)], crossed: [lines(45), lines(135)],
     dots: [`radial-gradient(${ink} 30%, transparent 32%) 0 0 / 4px 4px`] }[pattern];

@@ -28,13 +28,16 @@ function pixel([red, green, blue], shade = 0) {
   return (255 << 24 | of(blue) << 16 | of(green) << 8 | of(red)) >>> 0;
 }
 
+/// Returns true if a colour is so dark that its hatch must be lighter.
+const isDeep = ([red, green, blue]) => 0.3 * red + 0.59 * green + 0.11 * blue < 90;
+
 /// The width and the height of the tile of a hatch; a multiple of the distances of all hatches.
 const TILE = 24;
 
 /// Returns the pixels of a layer's tile, and that of its upper edge.
 function tileOf({ colour: text, pattern }) {
   const colour = rgbOf(text);
-  const [plain, ink] = [pixel(colour), pixel(colour, -0.42)];
+  const [plain, ink] = [pixel(colour), pixel(colour, isDeep(colour) ? 0.35 : -0.42)];
   return { pixels: Uint32Array.from({ length: TILE * TILE }, (_, at) => isInked(pattern, at % TILE, Math.floor(at / TILE)) ? ink : plain), edge: pixel(colour, -0.5) };
 }
 
