@@ -20,7 +20,8 @@ def analyse(path, device, version, seconds):
     means the one that failed first, else the one with the most reserved bytes. Raises an exception if the lines
     are not there after the number of ``seconds``. A page that is not complete then is not written."""
     command, until = _command.find(), time.monotonic() + seconds
-    words = ["--quick", path]
+    # The search gets half of the time: the files must be read and written too.
+    words = ["--quick", path, "--seconds", str(int(seconds / 2))]
     # The command line knows only versions 2.x.
     known = re.match(r"2\.[0-9]+", version)
     words += ["--torch", known[0] + ("+rocm" if "+rocm" in version else "")] if known else []

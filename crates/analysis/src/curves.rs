@@ -5,7 +5,7 @@ use super::lives::{Lives, differences};
 use super::recording::Recording;
 use super::trial::{Capacity, Watched, watch, without_files};
 use stratalloc::config::{Compat, Config, KeyTable};
-use stratalloc_recording::{Op, ReplayError};
+use stratalloc_recording::{Op, Progress, ReplayError};
 
 /// The reserved bytes of the recording under one setting.
 #[derive(Clone, Debug)]
@@ -28,17 +28,18 @@ const SHOWN: usize = 6;
 /// The number of points of a curve.
 const POINTS: usize = 800;
 
-/// Replays the best settings of an answer, the recorded one and those that the caller requested. The smallest
-/// need is first.
+/// Replays the best settings of an answer, the recorded one and those that the caller requested, by
+/// [`Progress::each`]. The smallest need is first.
 ///
 /// # Errors
 ///
-/// [`ReplayError`] when a replay fails for a reason other than memory.
+/// [`ReplayError`] when a replay fails for a reason other than memory, or `progress` cancels.
 pub fn curves(
     recording: &Recording,
     lives: &Lives,
     answer: &Answer,
     question: &Question,
+    progress: &dyn Progress,
 ) -> Result<Vec<Curve>, ReplayError> {
     let Some(recorded) = &answer.recorded.replayed else { return Ok(Vec::new()) };
     let config_of = |setting: &Setting| {
@@ -60,7 +61,7 @@ pub fn curves(
         let is_same = |(_, asked): &(String, Config)| {
             without_files(asked).settings() == without_files(&config).settings()
         };
-        Ok(Curve {
+        Ok::<Curve, ReplayError>(Curve {
             setting: setting.clone(),
             is_recorded: setting.conf == recorded.conf,
             is_asked: question.settings.iter().any(is_same),
@@ -68,8 +69,8 @@ pub fn curves(
             unlimited: curve(Capacity::Endless)?,
         })
     };
-    let mut all: Vec<Curve> =
-        shown(answer, recorded).into_iter().map(row).collect::<Result<_, ReplayError>>()?;
+    let shown = shown(answer, recorded);
+    let mut all = progress.collect(shown.len(), |at| row(shown[at]))?;
     all.sort_by_key(|curve| curve.setting.needs_bytes.unwrap_or(u64::MAX));
     Ok(all)
 }

@@ -33,6 +33,7 @@
 
 mod advice;
 mod answer;
+mod budget;
 mod callers;
 mod categories;
 mod causes;
@@ -73,6 +74,7 @@ pub use answer::{
     LimitFigures, MainCauses, MomentCauses, MomentFigures, OverTime, Question, Recorded, Setting,
     VERSION, answer, described, fields, schema,
 };
+pub use budget::Budget;
 pub use callers::{Callers, Compared};
 pub use categories::Category;
 pub use causes::{Causes, Failed, HeapCauses, Moment, Picture};

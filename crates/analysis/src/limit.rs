@@ -59,7 +59,7 @@ impl Bound {
 
 /// Finds the limit of a recording that no replay without a limit repeats. `config` is the recorded
 /// configuration, with the recording's compatibility setting. Returns `None` if no limit explains all
-/// decisions of the recording.
+/// decisions of the recording, or if `progress` cancels.
 pub(super) fn infer(
     trace: &Trace,
     config: &Config,
@@ -71,7 +71,8 @@ pub(super) fn infer(
     let ooms = figures.ooms;
     if let Some(most_bytes) = refusals.device_bytes {
         let search = LimitSearch { progress, trace, config, bound: Bound::Device };
-        if let Some((bytes, verification)) = search.device(refusals.least_bytes, most_bytes) {
+        let found = search.device(refusals.least_bytes, most_bytes);
+        if let Some((bytes, verification)) = found.filter(|_| !progress.is_cancelled()) {
             let limit = Limit::exactly(bytes, LimitSource::DeviceFull { ooms });
             return Some(Inferred { limit, verification });
         }
@@ -105,7 +106,8 @@ pub(super) fn infer(
     let evidence = Evidence { ooms, retries: retried, releases, collections };
     let source = refusals.source(evidence, &retries, Some(below_bytes), collected);
     let limit = Limit { bytes, below_bytes: Some(below_bytes), source };
-    Some(Inferred { limit, verification })
+    // Without all replays, the interval may be too narrow.
+    (!progress.is_cancelled()).then_some(Inferred { limit, verification })
 }
 
 /// Finds the limit of a recording that a replay without a limit repeats, in which no request failed but
@@ -161,8 +163,11 @@ struct Bracket {
 
 impl LimitSearch<'_> {
     /// Replays until the first difference from the recording. If the replay fails with an error, the limit
-    /// is treated as too low.
+    /// is treated as too low. After a cancellation nothing is known.
     fn guess(&self, limit_bytes: u64) -> Guess {
+        if self.progress.is_cancelled() {
+            return Guess::Unknown;
+        }
         let (total_bytes, fraction) = self.bound.device_memory(limit_bytes);
         let until = Until::FirstDifference;
         match verify_until(

@@ -9,11 +9,13 @@ use stratalloc_recording::Verification;
 
 impl Recording {
     /// Returns true if the recorded configuration uses the garbage collector, and the limit that it acts
-    /// near is unknown: no replay is exact, no limit was inferred, and the caller set no fraction.
+    /// near is unknown: no replay is exact, although one was looked for, no limit was inferred, and the caller
+    /// set no fraction.
     #[must_use]
     pub fn lacks_collector_limit(&self) -> bool {
         let collects = |config: &Config| config.settings().garbage_collection_threshold.is_some();
-        self.exact.is_none()
+        self.is_verified
+            && self.exact.is_none()
             && self.memory.fraction.is_none()
             && self.inferred_limit.is_none()
             && self.config.as_ref().is_some_and(collects)

@@ -53,6 +53,8 @@ pub struct Recording {
     /// An exact replay of the recorded configuration, if there is one. Its `workload` was moved to this
     /// struct's.
     pub exact: Option<Verification>,
+    /// Whether an exact replay was looked for.
+    pub is_verified: bool,
     /// The memory before the first event, if any. The recording then began after the program's start.
     pub start: Option<Start>,
     /// The layout before the first event, under the recorded configuration. Without it, replays start with
@@ -227,7 +229,8 @@ impl Recording {
         Self::with_history(no_history, trace, config, memory, true, &Silent)
     }
 
-    /// Does the same as [`new`](Self::new). `progress` measures the duration of the replay in `exact`.
+    /// Does the same as [`new`](Self::new). `progress` measures the duration of the replay in `exact`, and may
+    /// cancel the replays that infer a limit; the limit is then known only as without a replay.
     #[must_use]
     pub fn timed(
         trace: Trace,
@@ -351,6 +354,7 @@ impl Recording {
             inferred_limit,
             unexplained,
             exact,
+            is_verified: is_verified && !progress.is_cancelled(),
             start,
             start_layout,
             layout_for_all: false,

@@ -389,6 +389,7 @@ mod tests {
         Advice {
             recorded: tried("compat:pytorch", 2100),
             tried: best.to_vec(),
+            asked: Vec::new(),
             modelled: None,
             passed_over: 0,
             is_cut_short: false,

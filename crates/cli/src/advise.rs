@@ -90,7 +90,12 @@ impl Advise {
         let enough_bytes = enough.and_then(|all| all.into_iter().min());
         let within = self.assertions().filter_map(|assertion| assertion.most_bytes(total_bytes));
         Question {
-            advice: AdviceOptions { enough_bytes, ..self.search.options() },
+            // A condition on the recorded setting is always judged.
+            advice: AdviceOptions {
+                enough_bytes,
+                always_recorded: self.assertions().next().is_some(),
+                ..self.search.options()
+            },
             within_bytes: within.collect(),
             compared: if self.all_frames { Compared::AllFrames } else { Compared::Code },
             ..Question::default()

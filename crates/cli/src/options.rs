@@ -32,23 +32,27 @@ pub(crate) struct ExtraConfs {
     pub(crate) conf: Vec<String>,
 }
 
+/// The default of `--seconds`, without and with `--quick`.
+const SECONDS: u64 = 60;
+const QUICK_SECONDS: u64 = 20;
+
 /// How settings are searched.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SearchArguments {
-    /// Try only the settings that help most often: seconds instead of up to a minute.
+    /// Search only the settings that help most often: at most 20 seconds instead of a minute.
     #[arg(long)]
     quick: bool,
-    /// Try no further settings of a recording after this time.
-    #[arg(long, value_name = "SECONDS", default_value_t = AdviceOptions::default().time.as_secs(),
-        value_parser = clap::value_parser!(u64).range(..=1_000_000))]
-    time: u64,
+    /// Search the settings of a recording for at most this time. Default: 60, with --quick 20.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    seconds: Option<u64>,
     #[arg(long, value_name = "VERSION", help = TORCH)]
     torch: Option<TorchBuild>,
 }
 
 impl SearchArguments {
     pub(crate) fn options(&self) -> AdviceOptions {
-        let time = Duration::from_secs(self.time);
+        let default = if self.quick { QUICK_SECONDS } else { SECONDS };
+        let time = Duration::from_secs(self.seconds.unwrap_or(default));
         let is_rocm = self.torch.is_some_and(|build| build.is_rocm);
         let (quick, torch) = (self.quick, self.torch());
         AdviceOptions { quick, time, torch, is_rocm, ..AdviceOptions::default() }

@@ -8,7 +8,9 @@ use clap::Args;
 use stratalloc::config::shown;
 use stratalloc::files::NewFile;
 use stratalloc_analysis::lives::COLUMNS;
-use stratalloc_analysis::{Question, Recording, Timeline, answer, counted_as, curves};
+use stratalloc_analysis::{
+    AdviceOptions, Budget, Question, Recording, Timeline, answer, counted_as, curves,
+};
 use stratalloc_page::{Drawn, HOLDERS, PAGE_BYTES};
 use stratalloc_recording::Trace;
 
@@ -19,12 +21,8 @@ use super::recordings::{Devices, Recordings, name_of};
 use super::show::{near, say, shown_path};
 use super::{files, settings};
 
-/// For recordings with more operations than this, settings are searched only on request.
-const OPERATIONS_SEARCHED: usize = 1_000_000;
-
-/// The result for such a recording.
-const UNSEARCHED: &str = "Settings were not searched, because the recording has more than a million operations: run the command \
-    again with --needs, which takes minutes.";
+/// The result without a search.
+const UNSEARCHED: &str = "Settings were not searched (--no-search).";
 
 /// Write a page for a browser that shows how memory was used.
 #[derive(Args, Debug)]
@@ -36,16 +34,19 @@ const UNSEARCHED: &str = "Settings were not searched, because the recording has 
 }))]
 pub(crate) struct ReportArguments {
     #[command(flatten)]
-    recordings: Recordings,
+    page: PageFile,
+    /// Draw the page at once: replay nothing, and take the advice from what the recording shows.
+    #[arg(long, conflicts_with_all = ["quick", "seconds", "conf"])]
+    no_search: bool,
+    /// Open the page in the browser.
+    #[arg(long)]
+    open: bool,
+    #[command(flatten)]
+    search: SearchArguments,
     #[command(flatten)]
     extra: ExtraConfs,
     #[command(flatten)]
-    search: SearchArguments,
-    /// Search settings for recordings of more than a million operations, too: takes minutes.
-    #[arg(long)]
-    needs: bool,
-    #[command(flatten)]
-    page: PageFile,
+    recordings: Recordings,
 }
 
 pub(crate) fn run(args: &ReportArguments) -> Result<Outcome> {
@@ -54,8 +55,13 @@ pub(crate) fn run(args: &ReportArguments) -> Result<Outcome> {
         None => beside(&args.recordings.files)?,
     };
     files::spare(&args.recordings.files, &output)?;
+    if args.open && output == Path::new("-") {
+        let why = "--open needs a file: standard output cannot be opened in a browser";
+        return Err(BadArguments(why.to_owned()).into());
+    }
     let question = Question {
-        advice: args.search.options(),
+        advice: AdviceOptions { always_recorded: false, ..args.search.options() },
+        unsearched: args.no_search.then_some(UNSEARCHED),
         settings: args.recordings.parse_confs(&args.extra.conf)?,
         holders: HOLDERS,
         frames: false,
@@ -81,7 +87,13 @@ pub(crate) fn run(args: &ReportArguments) -> Result<Outcome> {
     if output != Path::new("-") {
         let count = counted_as(report.recordings() as u64, "recording", "recordings");
         let (size, path) = (near(page.len() as u64), shown_path(&output));
-        say(&mut out(), format_args!("{path}: {count}, {size} MiB; open it in a browser"))?;
+        let hint = if args.open { "" } else { "; open it in a browser" };
+        say(&mut out(), format_args!("{path}: {count}, {size} MiB{hint}"))?;
+    }
+    if args.open {
+        open::that(&output).map_err(|error| {
+            format!("{}: no browser could be started: {error}", shown_path(&output))
+        })?;
     }
     Ok(outcome)
 }
@@ -103,18 +115,18 @@ fn add(
     if let Some(error) = error {
         write_note(format_args!("{}: shown with PyTorch's default: {error}", shown(name)));
     }
-    let is_searched = args.needs || trace.operations() <= OPERATIONS_SEARCHED;
-    let memory = args.recordings.memory();
-    let recording = match is_searched {
-        true => Recording::new(trace, own.ok(), memory),
-        false => Recording::unverified(trace, own.ok(), memory),
-    };
-    let unsearched = (!is_searched).then_some(UNSEARCHED);
-    let question = Question { unsearched, ..question.clone() };
     let mut terminal = Terminal::new(1, &format!("trying settings on {}", shown(name)));
+    let budget = Budget::new(&terminal, question.advice.time);
+    let memory = args.recordings.memory();
+    let recording = match question.unsearched {
+        Some(_) => Recording::unverified(trace, own.ok(), memory),
+        None => Recording::timed(trace, own.ok(), memory, &budget),
+    };
+    let advice = AdviceOptions { time: budget.left(), ..question.advice };
+    let question = Question { advice, ..question.clone() };
     let found = answer(name, &recording, &question, &mut terminal)?;
     let timeline = Timeline::recorded(&recording, COLUMNS)?;
-    let curves = &curves(&recording, &timeline.lives, &found, &question)?;
+    let curves = &curves(&recording, &timeline.lives, &found, &question, &terminal)?;
     report.add(&Drawn { answer: &found, timeline: &timeline, curves, notes: &notes });
     Ok(())
 }

@@ -67,6 +67,9 @@ pub enum ReplayError {
     /// The caller cancelled the replay.
     #[error(transparent)]
     Cancelled(#[from] Cancelled),
+    /// Time ran out before a search had a result.
+    #[error("time ran out before the need of the recorded setting was known")]
+    OutOfTime,
     /// The state before the first event cannot be reconstructed.
     #[error(
         "{blocks} blocks lived before the recording began, and their addresses are unknown, so its \

@@ -16,18 +16,16 @@ use crate::holders::{CodeHolder, Holders};
 use crate::host::HostFigures;
 use crate::lives::Lives;
 use crate::moments::{Moments, Timeline};
-use crate::needs::{Need, SearchOptions};
 use crate::recording::Recording;
 use crate::streams::Streams;
 use crate::temporary::Temporary;
 use crate::torch::{ForTorch, is_of_rocm};
-use crate::trial::{failed_requests, failures_are_replayed, without_files};
+use crate::trial::{failed_requests, failures_are_replayed};
 use crate::verdict::Verdict;
 use crate::words::{
     Sentences, StreamNumbers, Summary, categories_sentence, devices_sentence, remarks,
     totals_sentence, unknown,
 };
-use stratalloc::config::Config;
 use stratalloc_recording::{Frame, FrameKind, Progress, ReplayError, StackId};
 
 /// Answers a question about a recording. Replays it many times if settings are searched. `name` is the name
@@ -46,20 +44,32 @@ pub fn answer(
         return described(name, recording, question);
     }
     let progress = &*progress;
-    let mut advice = Advice::search(recording, &question.advice, progress)?;
+    let found = Advice::search_with(recording, &question.advice, &question.settings, progress);
+    let mut advice = match found {
+        Err(ReplayError::OutOfTime) => {
+            let mut all = described(name, recording, question)?;
+            all.verdict = Verdict::NotSearched { why: NOTHING_IN_TIME.to_owned() };
+            all.is_cut_short = true;
+            (all.headline, all.sentence) = all.result();
+            all.evidence = Basis::of(&all, recording);
+            return Ok(all);
+        }
+        found => found?,
+    };
     let within = question.within_bytes.iter();
     let within: Vec<Option<Tried>> = within
         .map(|bytes| advice.cheapest_within(recording, *bytes, progress))
         .collect::<Result<_, _>>()?;
-    let asked = asked(recording, question, &advice, progress)?;
     let timeline = Timeline::judged(recording)?;
     let moments = Moments::of(recording, &timeline);
     let mut all = facts(name, recording, question, &timeline, &moments)?;
     let is_searched = advice.tried.iter().any(|tried| tried.conf != advice.recorded.conf);
     all.verdict = match is_searched {
         true => advice.verdict(recording, moments.main()),
+        false if advice.is_cut_short => Verdict::NotSearched { why: ONLY_RECORDED.to_owned() },
         false => Verdict::NotSearched { why: ENOUGH.to_owned() },
     };
+    (all.passed_over, all.is_cut_short) = (advice.passed_over, advice.is_cut_short);
     (all.headline, all.sentence) = all.result();
     let setting = |tried: &Tried| Setting::new(tried, advice.paste(tried));
     all.choice = advice.worth_it(recording).map(setting);
@@ -74,31 +84,10 @@ pub fn answer(
     let modelled = advice.modelled.iter();
     let modelled = modelled.map(|tried| Setting { is_model: true, ..setting(tried) });
     all.tried = advice.tried.iter().map(setting).chain(modelled).collect();
-    all.asked = asked.iter().map(setting).collect();
+    all.asked = advice.asked.iter().map(setting).collect();
     all.within = within.iter().map(|tried| tried.as_ref().map(setting)).collect();
-    (all.passed_over, all.is_cut_short) = (advice.passed_over, advice.is_cut_short);
     all.evidence = Basis::of(&all, recording);
     Ok(all)
-}
-
-/// Searches the settings that the caller asked for and the search did not try.
-fn asked(
-    recording: &Recording,
-    question: &Question,
-    advice: &Advice,
-    progress: &dyn Progress,
-) -> Result<Vec<Tried>, ReplayError> {
-    let known: Vec<Config> =
-        advice.tried.iter().map(|one| advice.config_of(recording, one)).collect();
-    let is_known = |(_, config): &&(String, Config)| {
-        known.iter().any(|known| known.settings() == without_files(config).settings())
-    };
-    let search = |(conf, config): &(String, Config)| {
-        let mut need = Need::search(recording, config, &SearchOptions::QUICK, progress)?;
-        need.try_other_addresses(recording, config, &SearchOptions::QUICK, progress)?;
-        Ok(Tried::new(conf.clone(), need))
-    };
-    question.settings.iter().filter(|one| !is_known(one)).map(search).collect()
 }
 
 /// Answers what needs no search for settings: the facts of the recording, its limit and its moments.
@@ -239,6 +228,12 @@ const GROWTH_ROWS: usize = 10;
 
 /// The result if the recorded setting met the strictest condition.
 const ENOUGH: &str = "No other setting was tried, because the recorded one needs no more than the conditions ask for.";
+
+/// The result if time ran out before the need of the recorded setting was known.
+const NOTHING_IN_TIME: &str = "No need is known.";
+
+/// The result if time ran out before another setting was searched.
+const ONLY_RECORDED: &str = "No setting besides the recorded one was searched to the end.";
 
 fn torch_text(torch: ForTorch) -> Option<String> {
     match torch {

@@ -154,7 +154,7 @@ pub struct Answer {
     pub asked: Vec<Setting>,
     /// The number of settings that were dropped because three others were already better.
     pub passed_over: usize,
-    /// Whether time ran out before all settings were tried.
+    /// Whether time ran out before all settings were searched; `sentence` states it too.
     pub is_cut_short: bool,
     /// The steps of the program and the growth from step to step; `null` if no steps were found.
     pub growth: Option<StepGrowth>,

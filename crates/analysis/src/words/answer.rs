@@ -5,6 +5,10 @@ use crate::answer::{Answer, HolderList, MainCauses, MomentCauses, Setting};
 use crate::verdict::LivePeak;
 use stratalloc_recording::Totals;
 
+/// The end of the result if time ran out.
+const OUT_OF_TIME: &str =
+    "Time ran out before all settings were searched: --seconds sets how long it takes.";
+
 impl Answer {
     /// Returns the moments whose reserved bytes are explained, the most important one first.
     pub fn explained(&self) -> impl Iterator<Item = &MomentCauses> {
@@ -35,7 +39,8 @@ impl Answer {
         let growth = self.growth.as_ref().filter(|growth| growth.is_decisive);
         let name = growth.map_or(self.verdict.name(), |_| "growth");
         let growth = growth.map(|growth| growth.sentence.clone());
-        let parts = [growth, self.pools_sentences(), Some(self.verdict.sentences())];
+        let cut_short = self.is_cut_short.then(|| Sentences::one(OUT_OF_TIME));
+        let parts = [growth, self.pools_sentences(), Some(self.verdict.sentences()), cut_short];
         (name, parts.into_iter().flatten().fold(Sentences::default(), Sentences::then))
     }
 

@@ -70,7 +70,10 @@ pub(crate) fn unknown(recording: &Recording, torch: ForTorch) -> Vec<NotShown> {
         ),
         (
             recording.limit.and_then(Limit::known).is_none(),
-            "the memory limit",
+            match recording.is_verified {
+                true => "the memory limit",
+                false => "the memory limit without replays, which were left out",
+            },
             "--total-memory or --memory-fraction sets it",
         ),
         (

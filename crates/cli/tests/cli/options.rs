@@ -26,7 +26,7 @@ const SHARED: [&str; 23] = [
     "--max-input <SIZE>",
     "--conf <CONF>",
     "--quick",
-    "--time <SECONDS>",
+    "--seconds <SECONDS>",
     "--torch <VERSION>",
     "--device <DEVICE>",
     "--all",
@@ -85,7 +85,7 @@ fn an_option_of_several_commands_has_one_name_one_text_and_one_place() {
     }
     for (option, commands) in [
         ("--quick", vec!["advise", "sweep", "report"]),
-        ("--time <SECONDS>", vec!["advise", "sweep", "report"]),
+        ("--seconds <SECONDS>", vec!["advise", "sweep", "report"]),
         ("--torch <VERSION>", vec!["advise", "compare", "forecast", "sweep", "report"]),
         ("--json", COMMANDS.to_vec()),
     ] {
@@ -97,17 +97,24 @@ fn an_option_of_several_commands_has_one_name_one_text_and_one_place() {
 }
 
 #[test]
-fn a_search_without_time_tries_only_what_it_must() {
+fn a_search_without_time_states_that_time_ran_out() {
     let path = &trace("cudagraph.default");
-    let tried = |time: &str| {
-        let printed = ok(&["advise", path, "--time", time, "--json"]).stdout;
-        let json: serde_json::Value = serde_json::from_str(&printed).expect("it is JSON");
-        json["tried"].as_array().expect("a list").len()
+    let json = |args: &[&str]| {
+        let printed = ok(&[&["advise", path, "--json"], args].concat()).stdout;
+        serde_json::from_str::<serde_json::Value>(&printed).expect("it is JSON")
     };
-    assert!(tried("0") < tried("600"));
-    let printed = ok(&["advise", path, "--time", "0"]).stdout;
-    assert!(printed.contains("Not all settings were tried: 0 s had passed."), "{printed}");
-    fails(&["advise", path, "--time", "1000001"], 2, "--time");
+    let none = json(&["--seconds", "0"]);
+    assert_eq!((&none["headline"], &none["is_cut_short"]), (&"not searched".into(), &true.into()));
+    assert!(none["sentence"].as_str().is_some_and(|text| text.contains("Time ran out")), "{none}");
+    assert_eq!(none["recorded"]["needs_bytes"], serde_json::Value::Null);
+    assert!(none["causes"]["reserved_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{none}");
+    let all = json(&["--quick", "--seconds", "600"]);
+    assert!(all["tried"].as_array().is_some_and(|tried| tried.len() > 2), "{all}");
+    assert_eq!(all["is_cut_short"], false);
+    // A condition is judged, however long it takes.
+    let judged = json(&["--seconds", "0", "--assert", "needs<=64GiB"]);
+    assert_eq!(judged["assertions"][0]["holds"], true, "{judged}");
+    fails(&["advise", path, "--seconds", "1000001"], 2, "--seconds");
 }
 
 #[test]

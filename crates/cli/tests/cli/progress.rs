@@ -4,7 +4,8 @@ use std::thread::ThreadId;
 
 use rayon::prelude::*;
 use stratalloc_analysis::{
-    Advice, AdviceOptions, Capacity, Memory, Need, Recording, SearchOptions, Side, measure,
+    Advice, AdviceOptions, Budget, Capacity, Memory, Need, Recording, SearchOptions, Side, Tried,
+    measure,
 };
 use stratalloc_recording::{Limits, Progress, ReplayError, Silent, Stage, reader};
 
@@ -115,6 +116,40 @@ fn only_a_clock_cuts_a_search_short() {
     let search = |progress: &dyn Progress| Advice::search(&recording(), &options, progress);
     assert!(search(&Watched::default()).unwrap().is_cut_short);
     assert!(!search(&Silent).unwrap().is_cut_short);
+}
+
+#[test]
+fn a_search_that_is_cut_short_keeps_only_settings_with_all_orders_of_addresses() {
+    let (recording, mut counts) = (recording(), Vec::new());
+    for seconds in [0, 100, 200, 400, 100_000] {
+        let time = Duration::from_secs(seconds);
+        let options = AdviceOptions { time, quick: true, ..AdviceOptions::default() };
+        let advice = Advice::search(&recording, &options, &Watched::default()).unwrap();
+        assert!(advice.tried.contains(&advice.recorded), "{seconds}");
+        let is_sure = |tried: &Tried| tried.need.all_orders || tried.need.needs_bytes.is_none();
+        assert!(!advice.is_cut_short || advice.tried.iter().all(is_sure), "{advice:?}");
+        counts.push((advice.tried.len(), advice.is_cut_short));
+    }
+    assert_eq!(counts[0], (1, true));
+    assert!(counts.is_sorted_by_key(|(tried, _)| *tried) && !counts[4].1, "{counts:?}");
+    let hurried = AdviceOptions { always_recorded: false, ..AdviceOptions::default() };
+    for seconds in [0, 1, 7, 20] {
+        let options = AdviceOptions { time: Duration::from_secs(seconds), ..hurried };
+        let error = Advice::search(&recording, &options, &Watched::default()).unwrap_err();
+        assert!(matches!(error, ReplayError::OutOfTime), "{seconds}: {error}");
+    }
+}
+
+#[test]
+fn without_time_for_replays_a_limit_is_that_of_the_failed_requests() {
+    let read = || reader::read(trace("unet.frac045").as_ref(), &Limits::default()).expect("it is");
+    let config = Config::parse(&read().conf, &KeyTable::default()).ok();
+    let (watched, memory) = (Watched::default(), Memory::default());
+    let budget = Budget::new(&watched, Duration::ZERO);
+    let hurried = Recording::timed(read(), config.clone(), memory, &budget);
+    let bare = Recording::unverified(read(), config.clone(), memory);
+    assert_eq!((hurried.limit, hurried.is_verified), (bare.limit, false));
+    assert!(Recording::new(read(), config, memory).is_verified);
 }
 
 #[test]

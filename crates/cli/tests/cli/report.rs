@@ -1,6 +1,7 @@
 //! `report`: the page as a file, and in a browser.
 
 mod browser;
+mod drawn;
 mod large;
 mod made;
 mod slider;

@@ -8,21 +8,28 @@
 //! In this module, a *setting* is a configuration string, for PyTorch's own allocator or for this
 //! library's. The *need* of a recording under a setting is the smallest device on which it runs.
 
+mod search;
+
 use std::time::Duration;
 
-use super::needs::{Need, SearchOptions};
-use super::recording::Recording;
-use super::torch::{ForTorch, ROCM_EXPANDABLE, is_of_rocm};
-use super::trial::{Capacity, fits, measure};
+use crate::budget::Budget;
+use crate::needs::{Need, SearchOptions};
+use crate::recording::Recording;
+use crate::torch::{ForTorch, is_of_rocm};
+use crate::trial::{Capacity, measure};
+use search::SettingSearch;
 use stratalloc::config::{Compat, Config, KeyTable, TorchVersion};
-use stratalloc_recording::{Progress, ReplayError, Stage};
+use stratalloc_recording::{Progress, ReplayError};
 
 /// Options of [`Advice::search`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdviceOptions {
-    /// After this time, no further settings are tried. What has begun is finished, and the best settings
-    /// are still searched with other addresses. Only a [`Progress`] with a clock ends it.
+    /// The time of the search. After two thirds of it, no further settings are tried, and the best ones are
+    /// searched with other addresses. Settings that were not searched to the end by then are left out. Only
+    /// a [`Progress`] with a clock ends it.
     pub time: Duration,
+    /// Whether the recorded setting is searched to its end even if that takes longer.
+    pub always_recorded: bool,
     /// Whether to try only the settings that help most often.
     pub quick: bool,
     /// The version of PyTorch that must accept the settings for PyTorch's own allocator. If `None`, it is the
@@ -36,8 +43,14 @@ pub struct AdviceOptions {
 
 impl Default for AdviceOptions {
     fn default() -> Self {
-        let time = Duration::from_secs(45);
-        Self { time, quick: false, torch: None, is_rocm: false, enough_bytes: None }
+        Self {
+            time: Duration::from_secs(60),
+            always_recorded: true,
+            quick: false,
+            torch: None,
+            is_rocm: false,
+            enough_bytes: None,
+        }
     }
 }
 
@@ -98,6 +111,8 @@ pub struct Advice {
     /// The settings that were searched in full, best first. Without those that only a model of the
     /// driver can replay.
     pub tried: Vec<Tried>,
+    /// The settings that the caller asked for, as far as they are not in `tried`.
+    pub asked: Vec<Tried>,
     /// The need under `backend:cudaMallocAsync`, a model of the driver's own pools, for comparison.
     pub modelled: Option<Tried>,
     /// The number of settings dropped because three others need less or as much.
@@ -146,61 +161,58 @@ pub(super) const ALONE: [&str; 14] = [
     "garbage_collection_threshold:0.8,per_process_memory_fraction:0.999",
 ];
 
-/// Settings that are combined with the best of those tried before.
-const TOGETHER: [&str; 7] = [
-    "large_segment_size_mb:12",
-    "large_segment_size_mb:16",
-    "large_segment_size_mb:32",
-    "roundup_power2_divisions:8",
-    "roundup_power2_divisions:16",
-    "garbage_collection_threshold:0.8,per_process_memory_fraction:0.999",
-    "expandable_segments:True",
-];
-
-/// A setting that is replayed only on a model of the driver.
-const MODELLED: &str = "backend:cudaMallocAsync";
-
 /// The maximum number of settings that a report prints.
 const PRINTED: usize = 7;
 
-/// A setting is dropped only if this many settings for the same allocator need less.
-const KEPT: usize = 3;
-
-/// The number of settings that are replayed at a time before a search. It does not depend on the number of
-/// processors, so the result does not either.
-const CHECKED_AT_ONCE: usize = 2;
+/// The number of settings that are replayed under the limit at a time.
+const LIMITED_AT_ONCE: usize = 8;
 
 impl Advice {
     /// Searches for the settings under which `recording` needs the smallest device. Takes some hundred
     /// to some thousand replays, by [`Progress::each`]. Receives the number of settings done and the number
-    /// known so far ([`Stage::Settings`]).
+    /// known so far ([`Stage::Settings`](stratalloc_recording::Stage::Settings)).
     ///
     /// # Errors
     ///
-    /// [`ReplayError`] when the recording has no history, a replay fails for a reason other than memory, or
-    /// `progress` cancels.
+    /// [`ReplayError`] when the recording has no history, a replay fails for a reason other than memory,
+    /// `progress` cancels, or time runs out before the need of the recorded setting is known.
     pub fn search(
         recording: &Recording,
         options: &AdviceOptions,
         progress: &dyn Progress,
     ) -> Result<Self, ReplayError> {
+        Self::search_with(recording, options, &[], progress)
+    }
+
+    /// Does the same as [`search`](Self::search), and searches the settings `asked` for, which come after the
+    /// recorded one and the first candidates.
+    pub(crate) fn search_with(
+        recording: &Recording,
+        options: &AdviceOptions,
+        asked: &[(String, Config)],
+        progress: &dyn Progress,
+    ) -> Result<Self, ReplayError> {
+        let budget = Budget::new(progress, options.time);
         let mut search = SettingSearch {
             recording,
-            ends: progress.elapsed().saturating_add(options.time),
             tried: Vec::new(),
             seen: Vec::new(),
             passed_over: 0,
             is_cut_short: false,
             torch: ForTorch::of(recording, options.torch),
             is_rocm: options.is_rocm || is_of_rocm(recording),
-            progress,
+            budget: &budget,
         };
-        let recorded = search.recorded()?;
+        let recorded = match options.always_recorded {
+            true => search.recorded(progress)?,
+            false => budget.within(search.recorded(&budget))?.ok_or(ReplayError::OutOfTime)?,
+        };
         let needs_bytes = recorded.need.needs_bytes.unwrap_or(u64::MAX);
         let is_enough = options.enough_bytes.is_some_and(|enough| needs_bytes <= enough);
         if !is_enough {
             search.try_all(&QUICK)?;
         }
+        let mut asked_for = search.asked(asked)?;
         if !options.quick && !is_enough {
             search.try_all(&ALONE)?;
             for _ in 0..2 {
@@ -213,11 +225,28 @@ impl Advice {
             false => search.modelled()?,
         };
         let SettingSearch { tried, passed_over, is_cut_short, torch, is_rocm, .. } = search;
-        let mut advice =
-            Self { recorded, tried, modelled, passed_over, is_cut_short, torch, is_rocm };
-        advice.try_under_limit(recording, progress)?;
-        advice.try_other_addresses(recording, progress)?;
+        let mut advice = Self {
+            recorded,
+            tried,
+            asked: Vec::new(),
+            modelled,
+            passed_over,
+            is_cut_short,
+            torch,
+            is_rocm,
+        };
+        advice.try_under_limit(recording, &budget)?;
+        advice.try_other_addresses(recording, &budget)?;
+        asked_for.retain(|(_, config)| !advice.has_tried(recording, config));
+        advice.asked = asked_for.into_iter().map(|(tried, _)| tried).collect();
         Ok(advice)
+    }
+
+    /// Returns true if the search tried a configuration.
+    fn has_tried(&self, recording: &Recording, config: &Config) -> bool {
+        let is_it =
+            |tried: &Tried| self.config_of(recording, tried).settings() == config.settings();
+        self.tried.iter().any(is_it)
     }
 
     /// Returns the setting with the smallest need, for either allocator. `None` if no device suffices
@@ -241,14 +270,19 @@ impl Advice {
 
     /// Repeats the search with other orders of addresses for the recorded setting, the best ones, and those
     /// that sentences name. The results can change which settings these are, so it continues until all of
-    /// them were searched with other addresses.
+    /// them were searched with other addresses. When time runs out, the others are left out: with one order
+    /// of addresses a setting may seem better than the recorded one by luck.
     fn try_other_addresses(
         &mut self,
         recording: &Recording,
-        progress: &dyn Progress,
+        budget: &Budget<'_>,
     ) -> Result<(), ReplayError> {
         while let Some(at) = self.unconfirmed(recording) {
-            self.confirm(recording, at, progress)?;
+            if budget.within(self.confirm(recording, at, budget))?.is_none() {
+                self.is_cut_short = true;
+                self.tried.retain(|tried| tried.need.is_confirmed());
+                return Ok(());
+            }
         }
         Ok(())
     }
@@ -272,9 +306,10 @@ impl Advice {
         at: usize,
         progress: &dyn Progress,
     ) -> Result<(), ReplayError> {
-        let mut tried = self.tried.remove(at);
+        let mut tried = self.tried[at].clone();
         let config = self.config_of(recording, &tried);
         tried.need.try_other_addresses(recording, &config, &SearchOptions::QUICK, progress)?;
+        self.tried.remove(at);
         if tried.conf == self.recorded.conf {
             self.recorded = tried.clone();
         }
@@ -290,28 +325,39 @@ impl Advice {
         }
     }
 
-    /// If there is a limit, replays every searched setting under it.
+    /// If there is a limit, replays every searched setting under it. Those for which no time is left are left
+    /// out.
     fn try_under_limit(
         &mut self,
         recording: &Recording,
-        progress: &dyn Progress,
+        budget: &Budget<'_>,
     ) -> Result<(), ReplayError> {
         if recording.limit.is_none() {
             return Ok(());
         }
-        let run = |at: usize| {
-            let config = self.config_of(recording, &self.tried[at]);
-            let trial = measure(recording, &config, Capacity::Limited, 1, progress)?;
-            Ok::<_, ReplayError>(trial.run.ooms == 0)
+        let untried = |all: &[Tried]| {
+            let at = (0..all.len()).filter(|at| all[*at].runs_under_limit.is_none());
+            at.take(LIMITED_AT_ONCE).collect::<Vec<usize>>()
         };
-        let runs = progress.collect(self.tried.len(), run)?;
-        for (tried, runs) in self.tried.iter_mut().zip(runs) {
-            tried.runs_under_limit = Some(runs);
-            if tried.conf == self.recorded.conf {
-                self.recorded.runs_under_limit = Some(runs);
+        loop {
+            let some = untried(&self.tried);
+            if some.is_empty() {
+                return Ok(());
+            }
+            let run = |at: usize| {
+                let tried = &self.tried[some[at]];
+                runs_under_limit(recording, &self.config_of(recording, tried), budget)
+            };
+            let Some(runs) = budget.within((budget as &dyn Progress).collect(some.len(), run))?
+            else {
+                self.is_cut_short = true;
+                self.tried.retain(|tried| tried.runs_under_limit.is_some());
+                return Ok(());
+            };
+            for (at, runs) in some.into_iter().zip(runs) {
+                self.tried[at].runs_under_limit = Some(runs);
             }
         }
-        Ok(())
     }
 
     /// Returns the cheapest setting under which the recording needs at most `bytes`. If the recorded
@@ -359,6 +405,15 @@ impl Advice {
     }
 }
 
+/// Returns true if no request fails under the limit of the recording.
+fn runs_under_limit(
+    recording: &Recording,
+    config: &Config,
+    progress: &dyn Progress,
+) -> Result<bool, ReplayError> {
+    Ok(measure(recording, config, Capacity::Limited, 1, progress)?.run.ooms == 0)
+}
+
 /// Parses a configuration string made in this file. An empty string gives the default configuration.
 fn parsed(conf: &str) -> Config {
     Config::parse(conf, &KeyTable::default()).unwrap_or_default()
@@ -373,158 +428,4 @@ fn insert(all: &mut Vec<Tried>, tried: Tried) {
 fn joined(first: &str, second: &str) -> String {
     let comma = if first.is_empty() || second.is_empty() { "" } else { "," };
     format!("{first}{comma}{second}")
-}
-
-struct SettingSearch<'a> {
-    recording: &'a Recording,
-    /// When no further settings are tried, on the clock of `progress`.
-    ends: Duration,
-    /// Best first.
-    tried: Vec<Tried>,
-    /// The configurations of all candidates so far. They are not tried again.
-    seen: Vec<Config>,
-    passed_over: usize,
-    is_cut_short: bool,
-    torch: ForTorch,
-    is_rocm: bool,
-    progress: &'a dyn Progress,
-}
-
-/// A setting that has not been searched yet.
-struct Candidate {
-    conf: String,
-    config: Config,
-}
-
-impl SettingSearch<'_> {
-    fn recorded(&mut self) -> Result<Tried, ReplayError> {
-        let own = self.recording.config.clone();
-        let text = own.as_ref().map_or("", |_| self.recording.trace.conf.as_str());
-        let conf = joined(text, PYTORCH);
-        let config = own.unwrap_or_default().with_compat(Compat::PyTorch);
-        self.seen.push(config.clone());
-        let mut tried = self.search(Candidate { conf, config: config.clone() })?;
-        let (recording, options) = (self.recording, &SearchOptions::QUICK);
-        tried.need.try_other_addresses(recording, &config, options, self.progress)?;
-        insert(&mut self.tried, tried.clone());
-        Ok(tried)
-    }
-
-    /// Returns, for each setting, a candidate for this library's allocator and one for PyTorch's, if the
-    /// version of PyTorch accepts the setting. Leaves out those that were returned before.
-    fn candidates(&mut self, settings: &[&str]) -> Vec<Candidate> {
-        let confs = settings.iter().flat_map(|text| [(*text).to_owned(), joined(text, PYTORCH)]);
-        let mut found = Vec::new();
-        for conf in confs {
-            // Contradictory settings, such as a split size below the segment size, fail to parse and are
-            // skipped.
-            let Ok(config) = Config::parse(&conf, &KeyTable::default()) else { continue };
-            if conf.ends_with(PYTORCH) && !config.is_accepted_by(self.torch.version()) {
-                continue;
-            }
-            if self.is_rocm && !self.is_for_rocm(&conf) {
-                continue;
-            }
-            if self.seen.iter().all(|known| known.settings() != config.settings()) {
-                self.seen.push(config.clone());
-                found.push(Candidate { conf, config });
-            }
-        }
-        found
-    }
-
-    /// Returns true if PyTorch for ROCm acts on a setting.
-    fn is_for_rocm(&self, conf: &str) -> bool {
-        let first = ROCM_EXPANDABLE.parse().unwrap_or(TorchVersion::V2_11);
-        let is_known = self.torch.version() >= first || !conf.contains("expandable_segments");
-        conf.ends_with(PYTORCH) && is_known
-    }
-
-    fn try_all(&mut self, settings: &[&str]) -> Result<(), ReplayError> {
-        let candidates = self.candidates(settings);
-        let total = self.seen.len();
-        let mut left = candidates.len();
-        // A few at a time, because the needs found by one search can make later candidates unnecessary.
-        let mut rest = candidates.into_iter();
-        loop {
-            let some: Vec<Candidate> = rest.by_ref().take(CHECKED_AT_ONCE).collect();
-            if some.is_empty() {
-                return Ok(());
-            }
-            if self.progress.elapsed() > self.ends {
-                self.is_cut_short = true;
-                return Ok(());
-            }
-            left -= some.len();
-            for candidate in self.worth_a_search(some)? {
-                let tried = self.search(candidate)?;
-                insert(&mut self.tried, tried);
-            }
-            self.progress.at(Stage::Settings, (total - left) as u64, total as u64);
-        }
-    }
-
-    /// Drops the candidates that fail on the device given by `enough_bytes`, and returns the others.
-    fn worth_a_search(
-        &mut self,
-        candidates: Vec<Candidate>,
-    ) -> Result<Vec<Candidate>, ReplayError> {
-        let (recording, this) = (self.recording, &*self);
-        let is_worth = |at: usize| match this.enough_bytes(&candidates[at]) {
-            Some(bytes) => fits(recording, &candidates[at].config, bytes),
-            None => Ok(true),
-        };
-        let are_worth = self.progress.collect(candidates.len(), is_worth)?;
-        let (worth, passed): (Vec<_>, Vec<_>) =
-            candidates.into_iter().zip(are_worth).partition(|(_, worth)| *worth);
-        self.passed_over += passed.len();
-        Ok(worth.into_iter().map(|(candidate, _)| candidate).collect())
-    }
-
-    /// Returns the need of the third best setting of the candidate's allocator. A candidate that fails
-    /// on a device of that size is dropped.
-    fn enough_bytes(&self, candidate: &Candidate) -> Option<u64> {
-        let is_pytorch = candidate.conf.ends_with(PYTORCH);
-        let alike = self.tried.iter().filter(|tried| tried.conf.ends_with(PYTORCH) == is_pytorch);
-        alike.filter_map(|tried| tried.need.needs_bytes).nth(KEPT - 1)
-    }
-
-    fn search(&self, candidate: Candidate) -> Result<Tried, ReplayError> {
-        let Candidate { conf, config } = candidate;
-        let need = Need::search(self.recording, &config, &SearchOptions::QUICK, self.progress)?;
-        Ok(Tried::new(conf, need))
-    }
-
-    /// Returns the best settings of each allocator, each combined with one of [`TOGETHER`] at a time.
-    fn combined(&self) -> Vec<String> {
-        let mut bases: Vec<&str> = Vec::new();
-        for pytorch in [true, false] {
-            let alike = self.tried.iter().filter(|tried| tried.conf.ends_with(PYTORCH) == pytorch);
-            for tried in alike.take(KEPT) {
-                let base = tried.for_pytorch().unwrap_or(&tried.conf);
-                if !bases.contains(&base) {
-                    bases.push(base);
-                }
-            }
-        }
-        let has_key = |base: &str, more: &str| {
-            let key = more.split(':').next().unwrap_or(more);
-            base.contains(key)
-        };
-        let pairs = bases.iter().flat_map(|base| TOGETHER.map(|more| (*base, more)));
-        pairs
-            .filter(|(base, more)| !has_key(base, more))
-            .map(|(base, more)| joined(base, more))
-            .collect()
-    }
-
-    /// Returns the need with a model of the driver's pools. Errors other than a cancellation are ignored,
-    /// because the advice does not depend on this need.
-    fn modelled(&self) -> Result<Option<Tried>, ReplayError> {
-        let candidate = Candidate { conf: MODELLED.to_owned(), config: parsed(MODELLED) };
-        match self.search(candidate) {
-            Err(error @ ReplayError::Cancelled(_)) => Err(error),
-            other => Ok(other.ok()),
-        }
-    }
 }
