@@ -1,8 +1,8 @@
 //! A limit on the time of a search.
 //!
-//! A [`Budget`] is a [`Progress`] that cancels when its time is over. A search that is passed one ends before
-//! its next replay, and [`Budget::within`] then tells that end from a cancellation by the caller. Without a
-//! clock it never ends anything.
+//! A [`Budget`] is a [`Progress`] that cancels when its time is over, so that a search ends before its next
+//! replay. [`Budget::within`] returns `None` for that end and an error for a cancellation by the caller.
+//! Without a clock it never ends anything.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -9,8 +9,8 @@ use stratalloc_recording::Verification;
 
 impl Recording {
     /// Returns true if the recorded configuration uses the garbage collector, and the limit that it acts
-    /// near is unknown: no replay is exact, although one was looked for, no limit was inferred, and the caller
-    /// set no fraction.
+    /// near is unknown: no replay is exact, although one was looked for, no limit was inferred, and the
+    /// caller set no fraction.
     #[must_use]
     pub fn lacks_collector_limit(&self) -> bool {
         let collects = |config: &Config| config.settings().garbage_collection_threshold.is_some();

@@ -229,8 +229,8 @@ impl Recording {
         Self::with_history(no_history, trace, config, memory, true, &Silent)
     }
 
-    /// Does the same as [`new`](Self::new). `progress` measures the duration of the replay in `exact`, and may
-    /// cancel the replays that infer a limit; the limit is then known only as without a replay.
+    /// Does the same as [`new`](Self::new). `progress` measures the duration of the replay in `exact`, and
+    /// may cancel the replays that infer a limit; the limit is then known only as without a replay.
     #[must_use]
     pub fn timed(
         trace: Trace,

@@ -13,7 +13,7 @@ use stratalloc_recording::{ReplayError, Trace};
 use super::assertion::{Absolute, Assertion, AssertionVerdict, fits};
 use super::host::Terminal;
 use super::junit::TestCase;
-use super::options::{Conditions, ExtraConfs, SearchArguments};
+use super::options::{CONDITIONS, Conditions, ExtraConfs, SearchArguments};
 use super::outcome::{Outcome, Result, out, unless_closed};
 use super::recordings::{Devices, NotJudged, Recordings};
 use super::settings::NamedConf;
@@ -24,12 +24,6 @@ use super::view;
 /// Find the setting with which a recorded program needs less memory, and explain its need.
 #[derive(Args, Debug)]
 pub(crate) struct Advise {
-    #[command(flatten)]
-    recordings: Recordings,
-    #[command(flatten)]
-    extra: ExtraConfs,
-    #[command(flatten)]
-    search: SearchArguments,
     /// Compare stacks by all their frames, and print all of them: also those of the unwinder, the allocator,
     /// the dispatcher, autograd's engine, Python's interpreter and generated wrappers.
     #[arg(long)]
@@ -40,10 +34,16 @@ pub(crate) struct Advise {
     /// Check whether the program fits in this much memory as it is. The exit code is 1 if it needs more, or
     /// if requests failed when it was recorded. If it needs more, the cheapest setting with which it fits is
     /// named. A size such as 24GiB, or a share of --total-memory, such as 80%.
-    #[arg(long, value_name = "SIZE", value_parser = fits)]
+    #[arg(long, value_name = "SIZE", value_parser = fits, help_heading = CONDITIONS)]
     fits: Option<Assertion>,
     #[command(flatten)]
     conditions: Conditions<Absolute>,
+    #[command(flatten)]
+    search: SearchArguments,
+    #[command(flatten)]
+    extra: ExtraConfs,
+    #[command(flatten)]
+    recordings: Recordings,
 }
 
 pub(crate) fn run(args: &Advise) -> Result<Outcome> {

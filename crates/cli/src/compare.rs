@@ -25,9 +25,9 @@ use super::show::{
 #[derive(Args, Debug)]
 pub(crate) struct Compare {
     #[command(flatten)]
-    recordings: Recordings,
-    #[command(flatten)]
     confs: ComparedConfs,
+    #[command(flatten)]
+    recordings: Recordings,
 }
 
 /// The number of passes over each recording. All but the first are timed.

@@ -29,14 +29,13 @@ use super::show::{
 #[derive(Args, Debug)]
 #[command(
     override_usage = "stratalloc diff [OPTIONS] <A> <B>",
-    after_help = "Example: stratalloc diff yesterday.pickle today.pickle --assert \"needs<=+2%\"",
     mut_arg("files", |files| files.num_args(2).action(ArgAction::Set).value_names(["A", "B"]))
 )]
 pub(crate) struct DiffArguments {
     #[command(flatten)]
-    recordings: Recordings,
-    #[command(flatten)]
     conditions: Conditions<DifferenceBound>,
+    #[command(flatten)]
+    recordings: Recordings,
 }
 
 /// The number of equal requests listed before the first one that differs.

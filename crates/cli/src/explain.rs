@@ -16,13 +16,14 @@ use stratalloc_sim::{EventMode, Sim, SimOptions};
 use super::outcome::{Outcome, Result, out, write_stderr};
 use super::settings;
 use super::show::{columns, is_json, say, table};
-use super::view;
+use super::{values, view};
 
 /// Show the keys of a configuration, their values and where they come from.
 #[derive(Args, Debug)]
 pub(crate) struct Explain {
     /// Configuration string, plain or as an assignment: `PYTORCH_CUDA_ALLOC_CONF=...`. Default: the
     /// environment's.
+    #[arg(value_parser = values::conf(), hide_possible_values = true)]
     conf: Option<String>,
     /// Print every key, not only those that differ from their default.
     #[arg(long)]

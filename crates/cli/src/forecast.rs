@@ -30,8 +30,6 @@ use super::size::Amount;
 #[derive(Args, Debug)]
 #[command(
     override_usage = "stratalloc forecast [OPTIONS] --for <NAME=VALUE> <NAME=VALUE:TRACE>...",
-    after_help = "Example: stratalloc forecast batch=2:a.pickle batch=4:b.pickle batch=6:c.pickle --for batch=24 \
-                  --fits 80GiB",
     mut_arg("files", |files| {
         files.value_name("NAME=VALUE:TRACE").help(
             "Two or three recordings of one program, each with the value that a parameter had, such as \
@@ -40,10 +38,6 @@ use super::size::Amount;
     })
 )]
 pub(crate) struct ForecastArguments {
-    #[command(flatten)]
-    recordings: Recordings,
-    #[command(flatten)]
-    confs: ComparedConfs,
     /// Value of the parameter for which to forecast, such as batch=24.
     #[arg(long = "for", value_name = "NAME=VALUE")]
     target: Parameter,
@@ -51,6 +45,10 @@ pub(crate) struct ForecastArguments {
     /// this share of --total-memory, such as 90%.
     #[arg(long, value_name = "SIZE", value_parser = Amount::parse)]
     fits: Option<Amount>,
+    #[command(flatten)]
+    confs: ComparedConfs,
+    #[command(flatten)]
+    recordings: Recordings,
 }
 
 /// A parameter of the program and its value.

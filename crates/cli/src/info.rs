@@ -17,7 +17,6 @@ use super::show::{columns, is_json, table};
 /// List the devices and strategies of this machine, and their features; or the owners of a device's
 /// memory.
 #[derive(Args, Debug)]
-#[command(after_help = "Example: stratalloc info --pid 4242")]
 pub(crate) struct Info {
     /// Device to list: sim, host or cuda:N. Default: all.
     #[arg(long)]

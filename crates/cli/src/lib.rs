@@ -15,13 +15,14 @@ mod command;
 mod compare;
 mod device;
 mod diff;
-
 mod explain;
 mod files;
 mod forecast;
+mod help;
 mod host;
 mod info;
 mod junit;
+mod manual;
 mod options;
 mod outcome;
 mod recordings;
@@ -34,6 +35,8 @@ mod size;
 mod sweep;
 mod table;
 mod text;
+mod tips;
+mod values;
 mod view;
 
 use std::process::ExitCode;

@@ -1,7 +1,7 @@
 //! Options that several commands share: each has one name, one text and one place in the help text.
 //!
-//! A command flattens the groups that it can act on, in the order of this file; its own options stand
-//! between them and the conditions.
+//! A command flattens the groups that it can act on behind its own options, in the order of this file, and
+//! last `Recordings`. Each group has a heading in the help text.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -19,17 +19,53 @@ use super::outcome::{BadArguments, Result, write_note};
 use super::recordings::Recordings;
 use super::settings::NamedConf;
 use super::show::shown_conf;
+use super::values;
 
 /// The text of `--torch`.
 const TORCH: &str = "Version of PyTorch that must accept the settings, such as 2.8 or 2.8.0+rocm6.4. Without it, a search uses the \
     oldest that can have made the recording, and a comparison any";
 
-/// Settings besides those of a search.
+/// The headings of the groups in the help text.
+pub(crate) const CONDITIONS: &str = "Conditions";
+const SEARCH: &str = "Settings to search";
+pub(crate) const RECORDINGS: &str = "Recording options";
+
+/// The file of a page.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct ExtraConfs {
-    /// Configuration to try besides those that are searched. Can be given several times.
-    #[arg(long)]
-    pub(crate) conf: Vec<String>,
+pub(crate) struct PageFile {
+    /// Write the page to this file.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+/// Conditions that decide the exit code.
+#[derive(Args, Debug)]
+#[command(next_help_heading = CONDITIONS)]
+pub(crate) struct Conditions<B: ConditionBound> {
+    #[arg(long, value_name = "CONDITION", allow_hyphen_values = true, help = B::HELP,
+        value_parser = Condition::<B>::from_str)]
+    pub(crate) assert: Vec<Condition<B>>,
+    /// Write the results of the conditions to this file, in JUnit's format.
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+}
+
+impl<B: ConditionBound> Conditions<B> {
+    /// Returns an error if the JUnit file cannot be written: because there are no conditions, or because it
+    /// is one of the recordings.
+    pub(crate) fn check(&self, has_conditions: bool, recordings: &[PathBuf]) -> Result<()> {
+        let Some(file) = &self.junit else { return Ok(()) };
+        if !has_conditions {
+            let why = "--junit writes the results of conditions: --assert adds one";
+            return Err(BadArguments(why.to_owned()).into());
+        }
+        Ok(files::spare(recordings, file)?)
+    }
+
+    /// Writes the JUnit file, if the user wants one.
+    pub(crate) fn write(&self, command: &str, cases: &[TestCase]) -> Result<()> {
+        self.junit.as_ref().map_or(Ok(()), |file| junit::write(file, command, cases))
+    }
 }
 
 /// The default of `--seconds`, without and with `--quick`.
@@ -38,6 +74,7 @@ const QUICK_SECONDS: u64 = 20;
 
 /// How settings are searched.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = SEARCH)]
 pub(crate) struct SearchArguments {
     /// Search only the settings that help most often: at most 20 seconds instead of a minute.
     #[arg(long)]
@@ -45,7 +82,8 @@ pub(crate) struct SearchArguments {
     /// Search the settings of a recording for at most this time. Default: 60, with --quick 20.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     seconds: Option<u64>,
-    #[arg(long, value_name = "VERSION", help = TORCH)]
+    #[arg(long, value_name = "VERSION", help = TORCH, value_parser = values::torch::<TorchBuild>(),
+        hide_possible_values = true)]
     torch: Option<TorchBuild>,
 }
 
@@ -64,13 +102,24 @@ impl SearchArguments {
     }
 }
 
+/// Settings besides those of a search.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = SEARCH)]
+pub(crate) struct ExtraConfs {
+    /// Configuration to try besides those that are searched. Can be given several times.
+    #[arg(long, value_parser = values::conf(), hide_possible_values = true)]
+    pub(crate) conf: Vec<String>,
+}
+
 /// The configurations that are compared with each other.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = SEARCH)]
 pub(crate) struct ComparedConfs {
     /// Configuration to compare. Can be given several times. Default: a useful set and the recorded one.
-    #[arg(long)]
+    #[arg(long, value_parser = values::conf(), hide_possible_values = true)]
     conf: Vec<String>,
-    #[arg(long, value_name = "VERSION", help = TORCH)]
+    #[arg(long, value_name = "VERSION", help = TORCH, value_parser = values::torch::<TorchVersion>(),
+        hide_possible_values = true)]
     pub(crate) torch: Option<TorchVersion>,
 }
 
@@ -133,41 +182,4 @@ impl ComparedConfs {
         }
         once
     }
-}
-
-/// Conditions that decide the exit code.
-#[derive(Args, Debug)]
-pub(crate) struct Conditions<B: ConditionBound> {
-    #[arg(long, value_name = "CONDITION", allow_hyphen_values = true, help = B::HELP,
-        value_parser = Condition::<B>::from_str)]
-    pub(crate) assert: Vec<Condition<B>>,
-    /// Write the results of the conditions to this file, in JUnit's format.
-    #[arg(long, value_name = "FILE")]
-    junit: Option<PathBuf>,
-}
-
-impl<B: ConditionBound> Conditions<B> {
-    /// Returns an error if the JUnit file cannot be written: because there are no conditions, or because it
-    /// is one of the recordings.
-    pub(crate) fn check(&self, has_conditions: bool, recordings: &[PathBuf]) -> Result<()> {
-        let Some(file) = &self.junit else { return Ok(()) };
-        if !has_conditions {
-            let why = "--junit writes the results of conditions: --assert adds one";
-            return Err(BadArguments(why.to_owned()).into());
-        }
-        Ok(files::spare(recordings, file)?)
-    }
-
-    /// Writes the JUnit file, if the user wants one.
-    pub(crate) fn write(&self, command: &str, cases: &[TestCase]) -> Result<()> {
-        self.junit.as_ref().map_or(Ok(()), |file| junit::write(file, command, cases))
-    }
-}
-
-/// The file of a page.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct PageFile {
-    /// Write the page to this file.
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
 }

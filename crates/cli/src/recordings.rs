@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueHint};
 use serde_json::{Value, json};
 
 use stratalloc::config::{Config, shown};
@@ -15,6 +15,7 @@ use stratalloc_recording::{
 };
 
 use super::files;
+use super::options::RECORDINGS;
 use super::outcome::{Outcome, Result, fraction, is_closed_pipe, write_note, write_stderr};
 use super::settings::{self, BadConf, NamedConf};
 use super::show::{progress, shown_path};
@@ -26,20 +27,21 @@ pub(crate) struct Recordings {
     /// PyTorch memory snapshots (.pickle, .json or the viewer's .html), traces of its profiler with
     /// profile_memory=True (.json), logs of requests in RMM's format (.csv), plain, .xz, .gz or .zst. Of
     /// memory_stats() and export_memory_timeline (.json) the totals are shown. Standard input: -.
-    #[arg(required = true, value_name = "TRACE")]
+    #[arg(required = true, value_name = "TRACE", value_hint = ValueHint::FilePath,
+        help_heading = None::<&str>)]
     pub(crate) files: Vec<PathBuf>,
     /// Memory of the device, such as 32GiB, 40G or 512MiB. All units are binary: 24GB is 24GiB.
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = RECORDINGS)]
     pub(crate) total_memory: Option<u64>,
     /// Share of the device's memory that may be reserved. 1 turns off a limit that the recording shows.
-    #[arg(long, value_parser = fraction)]
+    #[arg(long, value_name = "SHARE", value_parser = fraction, help_heading = RECORDINGS)]
     pub(crate) memory_fraction: Option<f64>,
     /// Device of the recording to use. Default: each one separately, first the one whose requests failed
     /// first, else the one with the most reserved bytes. Commands that use only one take the first.
-    #[arg(long)]
+    #[arg(long, value_name = "N", help_heading = RECORDINGS)]
     recorded_device: Option<u32>,
     /// Refuse recordings that decode to more than this.
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4GiB")]
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4GiB", help_heading = RECORDINGS)]
     max_input: u64,
 }
 

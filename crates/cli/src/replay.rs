@@ -25,15 +25,13 @@ use super::outcome::{BadArguments, Outcome, Result, out, unless_closed, write_no
 use super::recordings::{Devices, Recordings, limit_json, write_remarks};
 use super::settings::{self, NamedConf};
 use super::show::{is_json, joined, near, say, shown_conf, shown_path};
-use super::{files, text};
+use super::{files, text, values};
 
 /// Repeat recordings on an allocator.
 #[derive(Args, Debug)]
 pub(crate) struct Replay {
-    #[command(flatten)]
-    recordings: Recordings,
     /// Configuration to use. Default: the one in the recording.
-    #[arg(long)]
+    #[arg(long, value_parser = values::conf(), hide_possible_values = true)]
     conf: Option<String>,
     /// Compare every decision with the recorded one: addresses, segment events and the final layout, no
     /// counters. Implies compat:pytorch, except for snapshots of stratalloc.
@@ -56,6 +54,8 @@ pub(crate) struct Replay {
     /// viewers: a pickle, or JSON if the name ends in .json.
     #[arg(long, value_name = "FILE")]
     snapshot: Option<PathBuf>,
+    #[command(flatten)]
+    recordings: Recordings,
 }
 
 pub(crate) fn run(args: &Replay) -> Result<Outcome> {

@@ -31,30 +31,27 @@ use work::Sweep;
 
 /// Analyse the recordings of many ranks: those with equal requests once, and which ranks differ.
 #[derive(Args, Debug)]
-#[command(
-    after_help = "Example: stratalloc sweep --quick --state sweep.state --output sweep.html ranks/*.pickle"
-)]
 pub(crate) struct SweepArguments {
     #[command(flatten)]
-    recordings: Recordings,
-    #[command(flatten)]
-    extra: ExtraConfs,
-    #[command(flatten)]
-    search: SearchArguments,
+    page: PageFile,
     /// Number of threads. Default: the number of processors.
     #[arg(long, value_name = "N", value_parser = thread_count)]
     jobs: Option<NonZero<usize>>,
     /// File to which finished work is added. A run with the same file does only the rest.
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
-    #[command(flatten)]
-    page: PageFile,
     /// Do only this part of the work and print its results as JSON. For programs that distribute a sweep.
     #[arg(long, hide = true)]
     part: Option<Part>,
     /// The recording of the largest group, for `--part groups`.
     #[arg(long, hide = true, value_name = "TRACE")]
     against: Option<PathBuf>,
+    #[command(flatten)]
+    search: SearchArguments,
+    #[command(flatten)]
+    extra: ExtraConfs,
+    #[command(flatten)]
+    recordings: Recordings,
 }
 
 /// A part of the work.

@@ -25,6 +25,7 @@ use super::device::{Device, OpenDevice};
 use super::outcome::{BadArguments, Outcome, Result};
 use super::settings;
 use super::show::spinner;
+use super::values;
 use cases::{Effort, Pool, Tail, Together, Typed};
 use cells::BenchCase;
 use loops::Loops;
@@ -34,7 +35,7 @@ use results::{Results, Subject};
 #[derive(Args, Debug)]
 pub(crate) struct Bench {
     /// Configuration to time. Can be given several times. Default: the environment's, or native.
-    #[arg(long)]
+    #[arg(long, value_parser = values::conf(), hide_possible_values = true)]
     conf: Vec<String>,
     /// Device: sim, host or cuda:N.
     #[arg(long, default_value = "sim")]

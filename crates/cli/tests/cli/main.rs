@@ -18,6 +18,7 @@ mod forms;
 mod gate;
 mod growth;
 mod guide;
+mod help;
 mod limits;
 mod luck;
 mod made;
@@ -349,36 +350,6 @@ fn explain_reports_what_cannot_be_built_and_loads_nothing_to_find_out() {
     let log = folder.path("log.csv");
     ok(&["explain", &format!("layers:[log:\"{log}\"]")]);
     assert!(!Path::new(&log).exists());
-}
-
-#[test]
-fn sizes_have_one_format_everywhere() {
-    let path = &trace("multistream.default");
-    let reserved = |total: &str| {
-        let row = run(&["replay", path, "--total-memory", total, "--json"]).json();
-        row["retries"].as_u64().unwrap()
-    };
-    for total in ["1GiB", "1GB", "1gb", "1 GiB", "1g", "1.0G", "1024m", "1073741824B"] {
-        assert_eq!(reserved("1G"), reserved(total), "{total}");
-    }
-    assert!(reserved("1024MiB") > 0 && reserved("40GiB") == 0);
-    for option in ["--total-memory", "--max-input"] {
-        fails(&["replay", path, option, "24"], 2, "24 has no unit: write 24GiB or 24B");
-        fails(&["replay", path, option, "0"], 2, "24GiB or 24B");
-        fails(&["replay", path, option, "80%"], 2, "80% is a share");
-        fails(&["replay", path, option, "24Gi"], 2, "write 24GiB");
-    }
-    for (option, wrong) in
-        [("--fits", "24"), ("--assert", "needs<=24"), ("--assert", "live_peak<24")]
-    {
-        fails(&["advise", path, option, wrong], 2, "24 has no unit: write 24GiB or 24B");
-    }
-    fails(&["diff", path, path, "--assert", "needs<=+2"], 2, "2 has no unit: write 2GiB or 2B");
-    let forecast = ["forecast", "a=1:x", "a=2:y", "--for", "a=3", "--fits"];
-    fails(&[&forecast[..], &["24"]].concat(), 2, "24 has no unit: write 24GiB or 24B");
-    fails(&[&forecast[..], &["80%"]].concat(), 2, "--total-memory sets it");
-    fails(&["replay", path, "--max-input", "1KiB"], 2, "");
-    fails(&["explain", "layers:[limit:8]"], 2, "a number needs a unit");
 }
 
 #[test]

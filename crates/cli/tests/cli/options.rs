@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-const COMMANDS: [&str; 11] = [
+pub(super) const COMMANDS: [&str; 12] = [
     "explain",
     "info",
     "replay",
@@ -16,26 +16,27 @@ const COMMANDS: [&str; 11] = [
     "report",
     "bench",
     "completions",
+    "man",
 ];
 
 /// The options of more than one command, in the order of every help text.
 const SHARED: [&str; 23] = [
-    "--total-memory <SIZE>",
-    "--memory-fraction <MEMORY_FRACTION>",
-    "--recorded-device <RECORDED_DEVICE>",
-    "--max-input <SIZE>",
-    "--conf <CONF>",
-    "--quick",
-    "--seconds <SECONDS>",
-    "--torch <VERSION>",
+    "-o, --output <FILE>",
     "--device <DEVICE>",
     "--all",
+    "-h, --help",
+    "-V, --version",
     "--fits <SIZE>",
     "--assert <CONDITION>",
     "--junit <FILE>",
-    "-o, --output <FILE>",
-    "-h, --help",
-    "-V, --version",
+    "--quick",
+    "--seconds <SECONDS>",
+    "--torch <VERSION>",
+    "--conf <CONF>",
+    "--total-memory <SIZE>",
+    "--memory-fraction <SHARE>",
+    "--recorded-device <N>",
+    "--max-input <SIZE>",
     "--json",
     "--format <FORMAT>",
     "--sort <COLUMN>",
@@ -68,13 +69,18 @@ fn options(command: &str) -> Vec<(String, String)> {
     options
 }
 
+/// Commands that print neither tables nor JSON.
+const NO_RESULTS: [&str; 3] = ["report", "completions", "man"];
+
 #[test]
 fn an_option_of_several_commands_has_one_name_one_text_and_one_place() {
     let mut texts: BTreeMap<String, (String, &str)> = BTreeMap::new();
     for command in COMMANDS {
         let options = options(command);
         let place = |name: &str| SHARED.iter().position(|shared| *shared == name);
-        let places: Vec<usize> = options.iter().filter_map(|(name, _)| place(name)).collect();
+        // An option of its own meaning stands among the command's own.
+        let alike = options.iter().filter(|(name, _)| !OWN_TEXT.contains(&name.as_str()));
+        let places: Vec<usize> = alike.filter_map(|(name, _)| place(name)).collect();
         assert!(places.is_sorted(), "{command}: {options:?}");
         for (name, text) in options {
             let (known, first) = texts.entry(name.clone()).or_insert((text.clone(), command));
@@ -87,7 +93,7 @@ fn an_option_of_several_commands_has_one_name_one_text_and_one_place() {
         ("--quick", vec!["advise", "sweep", "report"]),
         ("--seconds <SECONDS>", vec!["advise", "sweep", "report"]),
         ("--torch <VERSION>", vec!["advise", "compare", "forecast", "sweep", "report"]),
-        ("--json", COMMANDS.to_vec()),
+        ("--json", COMMANDS.iter().copied().filter(|name| !NO_RESULTS.contains(name)).collect()),
     ] {
         for command in commands {
             let has = options(command).iter().any(|(name, _)| name == option);
@@ -122,8 +128,15 @@ fn json_is_an_option_of_all_commands_in_any_place() {
     let before = ok(&["--json", "explain", "max_split_size_mb:64"]).stdout;
     assert_eq!(before, ok(&["explain", "max_split_size_mb:64", "--format", "json"]).stdout);
     assert!(before.starts_with("{\"source\":"), "{before}");
-    fails(&["report", "--json", "x"], 2, "report prints no JSON");
-    fails(&["completions", "bash", "--json"], 2, "completions prints no JSON");
+    for command in NO_RESULTS {
+        for option in ["--json", "--format=markdown", "--sort=x", "--wide"] {
+            let name = option.split('=').next().expect("a name");
+            let value = if command == "completions" { "bash" } else { "x" };
+            fails(&[command, option, value], 2, &format!("{name} is no option of {command}"));
+            let offered = options(command);
+            assert!(offered.iter().all(|(known, _)| !known.starts_with(name)), "{command}");
+        }
+    }
 }
 
 #[test]
@@ -134,4 +147,34 @@ fn a_forecast_leaves_out_configurations_that_the_version_refuses() {
     assert!(has_new_key(&args));
     args.extend(["--torch", "2.8"]);
     assert!(!has_new_key(&args));
+}
+
+#[test]
+fn sizes_have_one_format_everywhere() {
+    let path = &trace("multistream.default");
+    let reserved = |total: &str| {
+        let row = run(&["replay", path, "--total-memory", total, "--json"]).json();
+        row["retries"].as_u64().unwrap()
+    };
+    for total in ["1GiB", "1GB", "1gb", "1 GiB", "1g", "1.0G", "1024m", "1073741824B"] {
+        assert_eq!(reserved("1G"), reserved(total), "{total}");
+    }
+    assert!(reserved("1024MiB") > 0 && reserved("40GiB") == 0);
+    for option in ["--total-memory", "--max-input"] {
+        fails(&["replay", path, option, "24"], 2, "24 has no unit: write 24GiB or 24B");
+        fails(&["replay", path, option, "0"], 2, "24GiB or 24B");
+        fails(&["replay", path, option, "80%"], 2, "80% is a share");
+        fails(&["replay", path, option, "24Gi"], 2, "write 24GiB");
+    }
+    for (option, wrong) in
+        [("--fits", "24"), ("--assert", "needs<=24"), ("--assert", "live_peak<24")]
+    {
+        fails(&["advise", path, option, wrong], 2, "24 has no unit: write 24GiB or 24B");
+    }
+    fails(&["diff", path, path, "--assert", "needs<=+2"], 2, "2 has no unit: write 2GiB or 2B");
+    let forecast = ["forecast", "a=1:x", "a=2:y", "--for", "a=3", "--fits"];
+    fails(&[&forecast[..], &["24"]].concat(), 2, "24 has no unit: write 24GiB or 24B");
+    fails(&[&forecast[..], &["80%"]].concat(), 2, "--total-memory sets it");
+    fails(&["replay", path, "--max-input", "1KiB"], 2, "");
+    fails(&["explain", "layers:[limit:8]"], 2, "a number needs a unit");
 }
