@@ -37,10 +37,21 @@ pub(crate) mod threaded;
 
 pub(crate) use stratalloc_conformance::machine;
 
+/// The variables with defaults of the command line's options.
+const DEFAULTS: [&str; 7] = [
+    "STRATALLOC_TORCH",
+    "STRATALLOC_TOTAL_MEMORY",
+    "STRATALLOC_MEMORY_FRACTION",
+    "STRATALLOC_RECORDED_DEVICE",
+    "STRATALLOC_MAX_INPUT",
+    "STRATALLOC_SECONDS",
+    "STRATALLOC_CONF",
+];
+
 /// Returns a command whose environment contains no configuration of the allocator.
 pub(crate) fn unconfigured(program: impl AsRef<std::ffi::OsStr>) -> std::process::Command {
     let mut command = std::process::Command::new(program);
-    for variable in stratalloc::config::VARIABLES {
+    for variable in stratalloc::config::VARIABLES.into_iter().chain(DEFAULTS) {
         command.env_remove(variable);
     }
     command

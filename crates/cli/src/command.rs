@@ -8,6 +8,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, ValueHint};
 
 use super::bench::loops::Loops;
+use super::defaults::{self, Defaults};
 use super::help::{self, ExitCodes};
 use super::manual::{Completions, Man};
 use super::outcome::{BadArguments, Outcome, Result};
@@ -161,6 +162,15 @@ pub(crate) fn program() -> clap::Command {
     program_of(described().collect())
 }
 
+/// Returns the command line with the defaults of the environment and of the file.
+fn program_with(defaults: &Defaults) -> Result<clap::Command> {
+    let with_defaults = |command| match defaults::are_for(&command) {
+        true => defaults.set(command),
+        false => Ok(command),
+    };
+    Ok(program_of(described().map(with_defaults).collect::<Result<_>>()?))
+}
+
 fn described() -> impl Iterator<Item = clap::Command> {
     COMMANDS.iter().map(|command| command.describe(clap::Command::new(command.name())))
 }
@@ -197,11 +207,29 @@ fn exit(mut error: clap::Error) -> ! {
 /// ask for help.
 pub(crate) fn run(loops: &Loops) -> Result<Outcome> {
     view::set_colours_of_arguments(std::env::args_os());
-    let mut matches = program().try_get_matches().unwrap_or_else(|mut error| {
-        tips::add(&mut error, &program());
-        error.exit()
-    });
-    set_options(&mut matches);
+    let matches_of = |program: clap::Command| {
+        program.try_get_matches().unwrap_or_else(|mut error| {
+            tips::add(&mut error, &self::program());
+            error.exit()
+        })
+    };
+    let plain = program();
+    let mut matches = matches_of(plain.clone());
+    let selected = matches.subcommand_name().and_then(|name| plain.find_subcommand(name));
+    if selected.is_some_and(defaults::are_for) {
+        let defaults = Defaults::read()?;
+        if !defaults.is_empty() {
+            matches = matches_of(program_with(&defaults)?);
+        }
+        set_options(&mut matches);
+        if view::current().is_verbose()
+            && let Some((_, matches)) = matches.subcommand()
+        {
+            defaults.write_used(matches);
+        }
+    } else {
+        set_options(&mut matches);
+    }
     let selected = matches.remove_subcommand().and_then(|(name, matches)| {
         Some((COMMANDS.iter().find(|command| command.name() == name)?, matches))
     });

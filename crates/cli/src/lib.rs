@@ -13,6 +13,7 @@ mod bench;
 mod chart;
 mod command;
 mod compare;
+mod defaults;
 mod device;
 mod diff;
 mod explain;

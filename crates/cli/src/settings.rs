@@ -43,12 +43,20 @@ pub(crate) fn parse(source: &str, text: &str) -> Result<Config, BadConf> {
 /// Parses the configuration of a recording. Recordings come from untrusted sources, so their
 /// configuration may neither write files nor load code.
 pub(crate) fn recorded(text: &str) -> Result<Config> {
-    let config = parse("the trace's configuration", text)?;
+    untrusted("the trace's configuration", text)
+}
+
+/// Parses a configuration from a file or a variable that the user may not know.
+pub(crate) fn from_elsewhere(text: &str) -> Result<Config> {
+    untrusted("configuration", text)
+}
+
+fn untrusted(source: &str, text: &str) -> Result<Config> {
+    let config = parse(source, text)?;
     let settings = config.settings();
     if settings.writes_files() || settings.pluggable.library.is_some() {
-        let why =
-            "the trace's configuration writes a file or loads a library, which only --conf may do";
-        return Err(BadArguments(why.to_owned()).into());
+        let why = format!("{source} writes a file or loads a library, which only --conf may do");
+        return Err(BadArguments(why).into());
     }
     Ok(config)
 }

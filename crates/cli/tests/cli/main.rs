@@ -10,6 +10,7 @@ mod bench;
 mod cases;
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
+mod defaults;
 mod devices;
 mod diff;
 mod files;
