@@ -9,6 +9,8 @@ from . import _library
 from ._errors import LibraryError
 
 VARIABLE = "STRATALLOC_COMMAND"
+# Commands of this package; all others are the program's.
+PACKAGE_COMMANDS = ("run", "hook", "preload")
 _NAME = "stratalloc.exe" if sys.platform == "win32" else "stratalloc"
 
 
@@ -43,7 +45,12 @@ def _is_script(path):
 
 
 def main():
-    """The script ``stratalloc`` that pip installs: runs the command line in its place."""
+    """The script ``stratalloc`` that pip installs: runs the command line in its place, or a command of the
+    package."""
+    if sys.argv[1:2] and sys.argv[1] in PACKAGE_COMMANDS:
+        from . import __main__ as package
+
+        return package.main(sys.argv[1:])
     try:
         path = find()
     except LibraryError as error:

@@ -445,6 +445,9 @@ class CommandLine(unittest.TestCase):
         environment["PATH"] += os.pathsep + str(later)
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stdout), (0, "explain a b\n"), done.stderr)
+        # Commands of the package are not passed on.
+        done = subprocess.run([script, "run", "--help"], env=environment, capture_output=True, text=True)
+        self.assertIn("usage: python -m stratalloc run", done.stdout)
 
 
 class Class(unittest.TestCase):
