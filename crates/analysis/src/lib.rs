@@ -72,7 +72,7 @@ pub use advice::{Advice, AdviceOptions, Tried};
 pub use answer::{
     Answer, Basis, BasisKind, CodeFigures, Field, FrameFigures, HeapFigures, HolderList,
     LimitFigures, MainCauses, MomentCauses, MomentFigures, OverTime, Question, Recorded, Setting,
-    VERSION, answer, described, fields, schema,
+    VERSION, answer, described, described_on, fields, schema,
 };
 pub use budget::Budget;
 pub use callers::{Callers, Compared};

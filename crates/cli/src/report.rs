@@ -9,7 +9,7 @@ use stratalloc::config::shown;
 use stratalloc::files::NewFile;
 use stratalloc_analysis::lives::COLUMNS;
 use stratalloc_analysis::{
-    AdviceOptions, Budget, Question, Recording, Timeline, answer, counted_as, curves,
+    AdviceOptions, Budget, Question, Recording, Timeline, answer, counted_as, curves, described_on,
 };
 use stratalloc_page::{Drawn, HOLDERS, PAGE_BYTES};
 use stratalloc_recording::Trace;
@@ -124,8 +124,18 @@ fn add(
     };
     let advice = AdviceOptions { time: budget.left(), ..question.advice };
     let question = Question { advice, ..question.clone() };
-    let found = answer(name, &recording, &question, &mut terminal)?;
-    let timeline = Timeline::recorded(&recording, COLUMNS)?;
+    // With memory that the user set, the moments are those of a replay. After a search the timeline is made
+    // last, because it takes memory.
+    let (found, timeline) = match question.unsearched.is_some() && !recording.is_memory_set {
+        true => {
+            let timeline = Timeline::recorded(&recording, COLUMNS)?;
+            (described_on(name, &recording, &question, &timeline)?, timeline)
+        }
+        false => {
+            let found = answer(name, &recording, &question, &mut terminal)?;
+            (found, Timeline::recorded(&recording, COLUMNS)?)
+        }
+    };
     let curves = &curves(&recording, &timeline.lives, &found, &question, &terminal)?;
     report.add(&Drawn { answer: &found, timeline: &timeline, curves, notes: &notes });
     Ok(())

@@ -100,9 +100,22 @@ pub fn described(
     recording: &Recording,
     question: &Question,
 ) -> Result<Answer, ReplayError> {
-    let timeline = Timeline::judged(recording)?;
-    let moments = Moments::of(recording, &timeline);
-    facts(name, recording, question, &timeline, &moments)
+    described_on(name, recording, question, &Timeline::judged(recording)?)
+}
+
+/// Does the same as [`described`], with the timeline of [`Timeline::judged`] or one with more columns.
+///
+/// # Errors
+///
+/// The same as [`described`].
+pub fn described_on(
+    name: &str,
+    recording: &Recording,
+    question: &Question,
+    timeline: &Timeline<'_>,
+) -> Result<Answer, ReplayError> {
+    let moments = Moments::of(recording, timeline);
+    facts(name, recording, question, timeline, &moments)
 }
 
 /// Returns an answer without a search. `timeline` is the one of the moments.

@@ -29,7 +29,7 @@ use stratalloc::config::Config;
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc_recording::{DeviceFigures, NoHistory, StackId, Totals};
 
-pub use build::{answer, described};
+pub use build::{answer, described, described_on};
 pub use evidence::{Basis, BasisKind};
 pub(crate) use over_time::CHART_COLUMNS;
 pub use over_time::OverTime;
