@@ -13,6 +13,7 @@ use super::growth::StepGrowth;
 use super::holders::{BEFORE, NO_STACK};
 use super::lives::{Block, Lives};
 use super::moments::Timeline;
+use super::words::StreamNumbers;
 
 /// The property of a block that decides its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,10 +69,9 @@ impl Layers {
             all.set_lines(lives, callers);
         }
         let streams = &lives.streams.items;
-        // The default stream has the lowest handle, 0.
-        let number = |stream| streams.iter().filter(|other| *other < stream).count();
+        let numbers = StreamNumbers::of(streams.iter().copied());
         let first = streams.iter().take(LARGEST);
-        all.names[2] = first.map(|stream| format!("stream {}", number(stream))).collect();
+        all.names[2] = first.map(|stream| numbers.name(*stream)).collect();
         if streams.len() > LARGEST {
             all.names[2].push("other streams".to_owned());
         }

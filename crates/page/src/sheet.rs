@@ -49,7 +49,9 @@ struct Sheet<'a> {
     moments: Option<Vec<u32>>,
     base: String,
     unit: u64,
+    /// The handles of the streams, and the numbers that name them.
     streams: Vec<String>,
+    stream_numbers: Vec<u32>,
     pools: Vec<PoolData>,
     /// Pairs of a stream and a pool, as indices.
     heaps: Vec<[u32; 2]>,
@@ -304,6 +306,7 @@ fn as_text(
         base: format!("{base:#x}"),
         unit,
         streams: lives.streams.items.iter().map(|stream| format!("{:#x}", stream.0)).collect(),
+        stream_numbers: answer.stream_numbers.numbers(&lives.streams.items),
         pools: lives.pools.items.iter().map(pool_data).collect(),
         heaps: heaps.items,
         is_short: kept.segments_left_out + kept.runs_left_out > 0,

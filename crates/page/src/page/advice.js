@@ -11,9 +11,9 @@ function showAdvice() {
   for (const [name, text] of Object.entries(recording.headline)) {
     const line = byId(`headline-${name}`);
     line.hidden = text === "";
-    line.querySelector("span").textContent = withNumbers(recording, text);
+    line.querySelector("span").textContent = text;
   }
-  byId("sentence").textContent = withNumbers(recording, advice.sentence);
+  byId("sentence").textContent = advice.sentence;
   byId("set").replaceChildren(...(advice.set.length ? [element("div", { class: "set" },
     ...advice.set.flatMap(({ allocator, set, needs }) => [element("span", { class: "quiet" }, `in ${allocator}`), copied(set, ` ${needs}`)]))] : []));
   byId("more").textContent = [advice.limit, advice.searched].filter(Boolean).join(" ");
@@ -65,11 +65,11 @@ function causesOf({ name, sentence, causes, all, heaps }) {
   const largest = Math.max(1, ...heaps.map(([, numbers]) => numbers.reduce((sum, number) => sum + number, 0)));
   const rows = heaps.slice(0, 16).map(([heap, numbers, free]) => {
     const sum = numbers.reduce((all, number) => all + number, 0);
-    return { cells: [element("span", { style: { whiteSpace: "nowrap" }, title: heap }, withNumbers(state.recording, heap)), element("div", { class: "share" }, ...bar(numbers, largest)), bytes(sum), ...shown.map((at) => bytes(numbers[at])), bytes(free)] };
+    return { cells: [element("span", { style: { whiteSpace: "nowrap" }, title: heap }, heap), element("div", { class: "share" }, ...bar(numbers, largest)), bytes(sum), ...shown.map((at) => bytes(numbers[at])), bytes(free)] };
   });
   const heading = [["stream or pool", true], ["", true], ["reserved", false], ...shown.map((at) => [causes[at], false]), ["largest free block", false]];
   const free = heaps.length === 1 ? [element("p", { class: "quiet" }, `The largest free block has ${bytes(heaps[0][2])}.`)] : [];
   const more = heaps.length > 16 ? [element("p", { class: "quiet" }, `and ${heaps.length - 16} more`)] : [];
-  return [element("h3", {}, name === "first failure" ? "At the first failed request" : `At the ${name}`), element("p", {}, withNumbers(state.recording, sentence)),
+  return [element("h3", {}, name === "first failure" ? "At the first failed request" : `At the ${name}`), element("p", {}, sentence),
     element("div", { class: "stack", role: "img", "aria-label": sentence }, ...bar(all, total)), keys, ...free, ...(rows.length > 1 ? [table(heading, rows)] : []), ...more];
 }

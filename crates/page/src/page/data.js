@@ -76,17 +76,6 @@ function unpackBlocks({ born: differences, life, wait: waits, address, kind: pac
   };
 }
 
-/// Returns a number for each stream: its place among all handles in ascending order, so the default stream is 0.
-function streamNumbers(handles) {
-  const order = handles.map(BigInt).sort((a, b) => a < b ? -1 : a > b ? 1 : 0);
-  return handles.map((handle) => String(order.indexOf(BigInt(handle))));
-}
-
-/// Returns a text with the numbers of streams in place of their handles.
-function withNumbers({ handles, streams }, text) {
-  return text.replace(/\bstream (0x[0-9a-f]+)/g, (whole, handle) => handles.includes(handle) ? `stream ${streams[handles.indexOf(handle)]}` : whole);
-}
-
 function unpack(sheet) {
   const { columns, segments, unit } = sheet;
   const column = Object.fromEntries(Object.entries(columns).map(([name, list]) => [name, summed(list)]));
@@ -94,7 +83,7 @@ function unpack(sheet) {
   return {
     ...sheet,
     handles: sheet.streams,
-    streams: streamNumbers(sheet.streams),
+    streams: sheet.stream_numbers.map(String),
     column,
     folder: sharedFolder(sheet.stacks),
     holders: sheet.holders.map((one) => ({ ...one, list: rowsOf(one.list) })),
