@@ -178,21 +178,21 @@ impl Differences<'_> {
             let same = counted_as(requests.same as u64, "request", "requests");
             return say(&mut out, format_args!("Both make the same {same}.\n"));
         };
-        say(&mut out, format_args!("The first request that differs:"))?;
-        let cells = |which: &str, request: &ShownRequest| {
+        say(&mut out, "The first request that differs:")?;
+        let cells = |which: &str, side: usize, request: &ShownRequest| {
             let failed = if request.failed { " (failed)" } else { "" };
             vec![
                 which.to_owned(),
                 grouped(request.request),
                 grouped(request.event.into()),
                 format!("{}{failed}", grouped(request.bytes)),
-                format!("{:#x}", request.stream.0),
+                diff.stream_label(side, request.stream),
                 value_or_dash(request.requested_by.as_ref()),
             ]
         };
-        let before = first.before.iter().map(|request| cells("both", request));
-        let a = first.a.iter().map(|request| cells("A", request));
-        let b = first.b.iter().map(|request| cells("B", request));
+        let before = first.before.iter().map(|request| cells("both", 0, request));
+        let a = first.a.iter().map(|request| cells("A", 0, request));
+        let b = first.b.iter().map(|request| cells("B", 1, request));
         let rows = before.chain(a).chain(b);
         let heading = columns(" | request: | event: | bytes: | stream: | requested by (called by)");
         table(&mut out, &heading, &rows.collect::<Vec<_>>())?;
@@ -227,15 +227,9 @@ impl Differences<'_> {
         let grew = &self.diff.grew;
         let mut out = out();
         if grew.is_empty() {
-            return say(
-                &mut out,
-                format_args!("At the peak of live bytes each line of code holds as much.\n"),
-            );
+            return say(&mut out, "At the peak of live bytes each line of code holds as much.\n");
         }
-        say(
-            &mut out,
-            format_args!("At each recording's peak of live bytes these hold more or less:"),
-        )?;
+        say(&mut out, "At each recording's peak of live bytes these hold more or less:")?;
         let row = |row: &Growth| {
             let [a, b] = row.bytes.map(near);
             let [blocks_a, blocks_b] = row.blocks.map(grouped);
@@ -267,7 +261,7 @@ impl Differences<'_> {
             vec![
                 near(segment.size_bytes),
                 near(segment.free_bytes),
-                format!("{:#x}", segment.stream.0),
+                self.diff.stream_label(1, segment.stream),
                 grouped(segment.blocks),
                 near(segment.largest_bytes),
                 match &segment.largest {

@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Explain) -> Result<Outcome> {
     let shown_rows: Vec<Vec<String>> = rows.iter().filter(is_shown).map(cells).collect();
     let left = rows.len() - shown_rows.len();
     if shown_rows.is_empty() {
-        say(&mut out, format_args!("Nothing is set: every key has its default."))?;
+        say(&mut out, "Nothing is set: every key has its default.")?;
     } else {
         table(&mut out, &columns("key | value | from | PyTorch | note"), &shown_rows)?;
     }

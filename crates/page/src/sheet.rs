@@ -51,7 +51,7 @@ struct Sheet<'a> {
     unit: u64,
     /// The handles of the streams, and the numbers that name them.
     streams: Vec<String>,
-    stream_numbers: Vec<u32>,
+    stream_numbers: Vec<String>,
     pools: Vec<PoolData>,
     /// Pairs of a stream and a pool, as indices.
     heaps: Vec<[u32; 2]>,
@@ -306,7 +306,12 @@ fn as_text(
         base: format!("{base:#x}"),
         unit,
         streams: lives.streams.items.iter().map(|stream| format!("{:#x}", stream.0)).collect(),
-        stream_numbers: answer.stream_numbers.numbers(&lives.streams.items),
+        stream_numbers: lives
+            .streams
+            .items
+            .iter()
+            .map(|one| answer.stream_numbers.label(*one))
+            .collect(),
         pools: lives.pools.items.iter().map(pool_data).collect(),
         heaps: heaps.items,
         is_short: kept.segments_left_out + kept.runs_left_out > 0,

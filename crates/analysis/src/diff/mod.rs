@@ -19,6 +19,7 @@ use super::figures::live_at_peak;
 use super::holders::{LIVED_BEFORE, NO_STACK, stack_from_before};
 use super::needs::{Need, SearchOptions};
 use super::recording::Recording;
+use super::words;
 use code::Codes;
 pub(crate) use requests::RequestDiff;
 pub(super) use requests::{DIFFERENCES_MAX, fewest};
@@ -105,16 +106,18 @@ fn requests_of(trace: &Trace) -> Vec<Request> {
 struct Listed<'a> {
     requests: &'a [Request],
     callers: Callers<'a>,
+    streams: words::StreamNumbers,
 }
 
 impl<'a> Listed<'a> {
     fn new(requests: &'a [Request], trace: &'a Trace) -> Self {
-        Self { requests, callers: Callers::of(&trace.stacks, Compared::Code) }
+        let streams = words::StreamNumbers::of(requests.iter().map(|request| request.stream));
+        Self { requests, callers: Callers::of(&trace.stacks, Compared::Code), streams }
     }
 
     /// Returns requests as they are printed.
     fn shown(&self, indices: &[usize]) -> Vec<ShownRequest> {
-        let Self { requests, callers } = self;
+        let Self { requests, callers, .. } = self;
         let with_stack = indices.iter().filter_map(|index| requests[*index].stack);
         let numbers: Vec<u32> = with_stack.map(|stack| callers.of_stack(stack)).collect();
         let mut distinct = numbers.clone();
@@ -151,7 +154,7 @@ fn aligned(
     };
     let codes = codes.filter(|_| listed.iter().all(has_stacks));
     let keys = [0, 1].map(|side| {
-        let Listed { requests, callers } = listed[side];
+        let Listed { requests, callers, .. } = listed[side];
         let key = |request: &Request| {
             let code = codes.zip(request.stack);
             let code = code.map(|(codes, stack)| codes.of_caller(side, callers.of_stack(stack)));
@@ -384,7 +387,7 @@ impl<'a> Diff<'a> {
                 (_, Sum { blocks: 0, .. }) => None,
                 (CallerBytes::Code(_), _) => labels[side].next(),
                 (CallerBytes::Size(bytes, number), _) => {
-                    Some(super::words::size_label(bytes, &format!("stream {number}")))
+                    Some(words::size_label(bytes, &format!("stream {number}")))
                 }
                 (CallerBytes::NoStack, _) => Some(NO_STACK.to_owned()),
                 (CallerBytes::Before, _) => Some(LIVED_BEFORE.to_owned()),
@@ -413,6 +416,12 @@ impl<'a> Diff<'a> {
             largest: index.and_then(|_| known.next()),
         };
         extra.iter().zip(indices).map(kept).collect()
+    }
+
+    /// Returns the number of a stream of a recording as text, in the order of first requests; 0 for the
+    /// default stream. `side` is 0 or 1.
+    pub fn stream_label(&self, side: usize, stream: StreamId) -> String {
+        self.listed[side].streams.label(stream)
     }
 
     /// Returns requests of a recording as they are printed. `side` is 0 or 1.

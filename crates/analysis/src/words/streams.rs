@@ -34,26 +34,19 @@ impl StreamNumbers {
         Self(all)
     }
 
-    /// Returns the name of a stream, such as `stream 1`. A stream without a number is named by its handle.
+    /// Returns the name of a stream, such as `stream 1`.
     #[must_use]
     pub fn name(&self, stream: StreamId) -> String {
-        match self.number(stream) {
-            Some(number) => format!("stream {number}"),
-            None => format!("stream {:#x}", stream.0),
-        }
+        format!("stream {}", self.label(stream))
     }
 
-    /// Returns the numbers of streams; for those without a number, the numbers after the last one.
+    /// Returns the number of a stream as text; its handle, if it has no number.
     #[must_use]
-    pub fn numbers(&self, streams: &[StreamId]) -> Vec<u32> {
-        let mut next = u32::try_from(self.0.len()).unwrap_or(u32::MAX)..;
-        let number = |stream: &StreamId| self.number(*stream).or_else(|| next.next());
-        streams.iter().map(number).map(|number| number.unwrap_or(u32::MAX)).collect()
-    }
-
-    fn number(&self, stream: StreamId) -> Option<u32> {
-        let at = self.0.binary_search_by_key(&stream, |one| one.stream).ok()?;
-        Some(self.0[at].number)
+    pub fn label(&self, stream: StreamId) -> String {
+        match self.0.binary_search_by_key(&stream, |one| one.stream) {
+            Ok(at) => self.0[at].number.to_string(),
+            Err(_) => format!("{:#x}", stream.0),
+        }
     }
 
     /// Returns true if there are streams besides the default stream.

@@ -83,7 +83,7 @@ function unpack(sheet) {
   return {
     ...sheet,
     handles: sheet.streams,
-    streams: sheet.stream_numbers.map(String),
+    streams: sheet.stream_numbers,
     column,
     folder: sharedFolder(sheet.stacks),
     holders: sheet.holders.map((one) => ({ ...one, list: rowsOf(one.list) })),
