@@ -77,7 +77,11 @@ fn parts(answer: &Answer, question: &Question, view: View) -> Vec<Part> {
         if text.is_empty() { Vec::new() } else { view.lines(&shown(&text), "") }
     };
     let space = || vec![String::new()];
-    add(Weight::Answer, vec![view.cut(&shown(&answer.trace))]);
+    let name = match answer.devices.len() {
+        0 | 1 => shown(&answer.trace),
+        _ => format!("{} device {}", shown(&answer.trace), answer.device),
+    };
+    add(Weight::Answer, vec![view.cut(&name)]);
     let headline = lines(&mut answer.sentence.main().take(1));
     add(Weight::Answer, headline.iter().map(|row| view.bold(row)).collect());
     add(Weight::Answer, lines(&mut answer.sentence.main().skip(1)));

@@ -99,7 +99,7 @@ fn of_several_devices_a_table_compares_them_and_the_first_is_answered() {
                     device  reserved at most  live at most  failed\n     \
                     1          19.5 GiB      19.5 GiB       1\n     \
                     0           420 MiB       403 MiB       0\n\n\
-                    two_devices_second_fails\nNo setting can help: ";
+                    two_devices_second_fails device 1\nNo setting can help: ";
     assert!(ended.stdout.starts_with(expected), "{}", ended.stdout);
     assert_eq!(ended.stderr, "");
     let other = advised(&path, 80, &["--recorded-device", "0"]).stdout;
