@@ -215,7 +215,7 @@ fn beats(requests: &Requests<'_>, keys: &[u32]) -> Vec<Beat> {
 }
 
 /// Returns the median distance of places, if most distances are near it and the places reach the end of all
-/// `count` requests.
+/// `count` requests and extend over half of them: a loop over less is a part of something.
 pub(super) fn even_distance(at: &[u32], count: usize, distances: &mut Vec<u32>) -> Option<u32> {
     if at.len() < STEPS_MIN {
         return None;
@@ -234,7 +234,7 @@ pub(super) fn even_distance(at: &[u32], count: usize, distances: &mut Vec<u32>) 
     let (first, last) = (at[0] as usize, at[at.len() - 1] as usize);
     let rest = count - last;
     let reaches_end = rest <= (3 * median as usize).max(count / 10);
-    let is_long = (last - first) * 10 >= count;
+    let is_long = (last - first) * 2 >= count;
     let is_even = even * 100 >= (last - first) as u64 * EVEN_PERCENT;
     (is_even && reaches_end && is_long).then_some(median)
 }
@@ -278,13 +278,15 @@ pub(super) fn common_path(
 }
 
 impl Loop {
-    /// Returns true if all requests of the loop are made for parameters, by PyTorch's own code: in a step of
-    /// an optimizer, or as a model is moved.
+    /// Returns true if all requests of the loop are made for parameters: in a step of an optimizer, PyTorch's
+    /// or the program's own, or as a model is moved.
     fn is_over_parameters(&self, callers: &Callers<'_>) -> bool {
         let is_of_it = |frame: u32| {
             let Frame { file, function, .. } = callers.stacks().frame(frame);
-            let is_optimizer = file.contains("torch") && file.contains("optim");
-            callers.kind(frame) == FrameKind::Library && (is_optimizer || function == "_apply")
+            let is_library = callers.kind(frame) == FrameKind::Library;
+            let is_optimizer = file.contains("optim")
+                && (function == "step" || is_library && file.contains("torch"));
+            is_optimizer || is_library && function == "_apply"
         };
         let is_for_it = |stack| callers.python_frames(stack).any(is_of_it);
         self.beats.iter().all(|beat| beat.stack.is_some_and(is_for_it))
