@@ -27,10 +27,11 @@ const STEP_COLOURS = ["#3b2f6b", "#3d4f8a", "#33708e", "#26908c", "#35ae78", "#7
 /// Returns the ways in which this recording can be divided.
 const waysOf = (recording) => WAYS.filter(([by]) => by === "block" || recording.layers[by].length > (by === "stream" ? 1 : 0));
 
-/// Returns the way to show first: by category if stacks show some, else by line if there are stacks.
-function firstWay({ layers: { category, line } }) {
+/// Returns the way to show first: by category if stacks show some, else by line if there are stacks, else by stream.
+function firstWay({ layers: { category, line, stream } }) {
   if (category.some((name) => !name.startsWith("unknown"))) return "category";
-  return line.length ? "line" : "block";
+  if (line.length) return "line";
+  return stream.length > 1 ? "stream" : "block";
 }
 
 /// Returns the layer of a row for a block: an index among the layers, or for `block` the row itself.
