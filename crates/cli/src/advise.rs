@@ -160,7 +160,7 @@ fn print(
     }
     match (verdicts, found.no_history) {
         ([], _) if args.wants_all() => text::write(found, question),
-        ([], _) => text::write_short(found, question),
+        ([], _) => text::write_short(found),
         (_, Some(_)) => text::write_no_history(found),
         _ => write_verdicts(&found.trace, verdicts),
     }

@@ -6,12 +6,11 @@ use std::io::{self, Write};
 
 use stratalloc::config::shown;
 use stratalloc_analysis::{
-    Answer, Choice, CodeFigures, HolderList, Question, SizeClass, counted_as, grouped, near,
+    Answer, Choice, CodeFigures, HolderList, SizeClass, counted_as, grouped, near,
 };
 
 use super::chart;
 use super::outcome::out;
-use super::text;
 use super::view::{self, Tone, View};
 
 /// The most rows: a terminal with 24 has one for the empty row after an answer, and one for its prompt.
@@ -47,9 +46,9 @@ struct Part {
 }
 
 /// Prints an answer, after `used` rows about other things.
-pub(crate) fn write(answer: &Answer, question: &Question, used: usize) -> io::Result<()> {
+pub(crate) fn write(answer: &Answer, used: usize) -> io::Result<()> {
     let view = view::current();
-    let rows = fitted(parts(answer, question, view), ROWS.saturating_sub(used));
+    let rows = fitted(parts(answer, view), ROWS.saturating_sub(used));
     rows.iter().try_for_each(|row| writeln!(out(), "{row}"))
 }
 
@@ -65,7 +64,7 @@ fn fitted(mut parts: Vec<Part>, most: usize) -> Vec<String> {
     parts.into_iter().flat_map(|part| part.rows).collect()
 }
 
-fn parts(answer: &Answer, question: &Question, view: View) -> Vec<Part> {
+fn parts(answer: &Answer, view: View) -> Vec<Part> {
     let mut parts = Vec::new();
     let mut add = |weight, rows: Vec<String>| {
         if !rows.is_empty() {
@@ -88,9 +87,6 @@ fn parts(answer: &Answer, question: &Question, view: View) -> Vec<Part> {
     for (at, choice) in answer.choices.iter().enumerate() {
         let weight = if at == 0 { Weight::Answer } else { Weight::OtherSetting };
         add(weight, choice_rows(choice, view));
-    }
-    if answer.is_cut_short {
-        add(Weight::Lacks, lines(&mut [text::cut_short(question).as_str()].into_iter()));
     }
     add(Weight::Limit, lines(&mut answer.platform_sentence().into_iter()));
     add(Weight::Limit, lines(&mut answer.limit.limit_sentence.as_deref().into_iter()));

@@ -1,7 +1,6 @@
 //! An answer as text for a terminal.
 
 use std::io::{self, Write};
-use std::time::Duration;
 
 use stratalloc::config::shown;
 use stratalloc_analysis::{
@@ -29,9 +28,9 @@ const HEAPS_SHOWN: usize = 8;
 
 /// Prints an answer on one screen. The table that compares the devices of a file comes before the first of
 /// them.
-pub(crate) fn write_short(answer: &Answer, question: &Question) -> io::Result<()> {
+pub(crate) fn write_short(answer: &Answer) -> io::Result<()> {
     let rows = write_devices(answer, DEVICES_SHOWN)?;
-    short::write(answer, question, rows)?;
+    short::write(answer, rows)?;
     writeln!(out())
 }
 
@@ -42,7 +41,7 @@ pub(crate) fn write(answer: &Answer, question: &Question) -> io::Result<()> {
         return write_dump(answer, question.compared);
     }
     write_sentences(answer)?;
-    write_tried(answer, question)?;
+    write_tried(answer)?;
     let mut out = out();
     if let Some((causes, holders)) = answer.causes.as_ref().zip(answer.holders.as_ref()) {
         write_causes(&causes.main, answer)?;
@@ -194,7 +193,7 @@ fn write_sentences(answer: &Answer) -> io::Result<()> {
     writeln!(out)
 }
 
-fn write_tried(answer: &Answer, question: &Question) -> io::Result<()> {
+fn write_tried(answer: &Answer) -> io::Result<()> {
     let Some(recorded) = &answer.recorded.replayed else { return Ok(()) };
     let recorded_ms = answer.recorded.duration_ms;
     let row = |what: String, setting: &Setting| {
@@ -228,16 +227,7 @@ fn write_tried(answer: &Answer, question: &Question) -> io::Result<()> {
     if all.any(|setting| setting.needs_with_luck_bytes.is_some()) {
         writeln!(out, "{}", wrapped(LUCK))?;
     }
-    if answer.is_cut_short {
-        writeln!(out, "{}", wrapped(cut_short(question)))?;
-    }
     writeln!(out)
-}
-
-/// Returns the sentence about a search that ran out of time.
-pub(crate) fn cut_short(question: &Question) -> String {
-    let seconds = Duration::as_secs(&question.advice.time);
-    format!("Not all settings were tried: {seconds} s had passed.")
 }
 
 /// Prints the reserved bytes at a moment by cause, for all streams and for each.

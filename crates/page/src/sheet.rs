@@ -409,14 +409,13 @@ const HEAPS: usize = 64;
 
 fn advice(answer: &Answer) -> AdviceData<'_> {
     let is_searched = answer.recorded.replayed.is_some();
-    let cut_short = if answer.is_cut_short { "; time ran out before all were tried" } else { "" };
     AdviceData {
         sentence: &answer.sentence,
         is_searched,
         failures: answer.failures,
         set: &answer.choices,
         limit: answer.limit.limit_sentence.as_deref(),
-        searched: is_searched.then(|| format!("{}{cut_short}.", answer.searched())),
+        searched: is_searched.then(|| format!("{}.", answer.searched())),
         unknown: &answer.not_shown,
         pictures: answer.explained().map(|moment| causes(moment, &answer.stream_numbers)).collect(),
     }

@@ -241,7 +241,7 @@ fn wrong_arguments_and_wrong_files_are_refused() {
         assert_eq!(ended.stdout, "");
     }
     let help = ok(&["diff", "--help"]).stdout;
-    assert!(help.contains("Example: stratalloc diff "), "{help}");
+    assert!(help.contains("Example:\n  stratalloc diff "), "{help}");
 }
 
 /// Requests of few sizes in random order have many alignments. The time and the memory are bounded.
