@@ -138,7 +138,7 @@ class Reports(Folder):
             ],
         )
         self.assertEqual(error.args, ("CUDA out of memory.",))
-        words = f"--quick {own / snapshot[0]} --torch 2.8 --recorded-device 1"
+        words = f"--quick {own / snapshot[0]} --seconds 10 --torch 2.8 --recorded-device 1"
         calls = sorted((self.folder / "calls").read_text().splitlines())
         self.assertEqual(calls[0], f"advise --json {words}")
         # The page is written in a folder of its own, and moved when it is complete.
