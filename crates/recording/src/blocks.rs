@@ -20,8 +20,8 @@ pub trait Blocks {
     fn take_any(&mut self) -> Option<Allocation>;
 }
 
-/// The most blocks of a workload for which a replay of one pass has a place for each. Of longer workloads only
-/// the live blocks are kept, in a table that is slower.
+/// The most blocks of a workload for which a replay of one pass has a place for each. Of longer workloads
+/// only the live blocks are kept, in a table that is slower.
 pub(crate) const DENSE_MAX: u32 = 1 << 20;
 
 /// A place for each block, live or not.
