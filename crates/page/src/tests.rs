@@ -294,18 +294,23 @@ fn numbers_that_contradict_each_other_make_a_page_all_the_same() {
     }
 }
 
-/// Draws a recording under node and compares sums over the drawing with sums over its rows. Returns the
-/// ways in which it was divided, and whether the page has every block; `None` without node.
-fn drawn(name: &str, trace: &Trace, most: usize) -> Option<(Vec<String>, bool)> {
-    let folder =
-        std::env::temp_dir().join(format!("stratalloc_drawn_{}_{name}", std::process::id()));
+/// Runs a script under node on the scripts of the page and the data of a recording. Returns what it prints;
+/// `None` without node.
+fn under_node(
+    name: &str,
+    script: &str,
+    scripts: String,
+    trace: &Trace,
+    most: usize,
+) -> Option<serde_json::Value> {
+    let folder = std::env::temp_dir().join(format!("stratalloc_{name}_{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let [scripts, check, sheet] =
-        ["scripts.js", "drawn.js", "sheet.json"].map(|file| folder.join(file));
-    std::fs::write(&scripts, page::drawing_scripts()).unwrap();
-    std::fs::write(&check, include_str!("drawn.js")).unwrap();
+    let [all, check, sheet] =
+        ["scripts.js", "check.js", "sheet.json"].map(|file| folder.join(file));
+    std::fs::write(&all, scripts).unwrap();
+    std::fs::write(&check, script).unwrap();
     std::fs::write(&sheet, sheet_of(trace, most)?.0).unwrap();
-    let output = std::process::Command::new("node").arg(&check).arg(&scripts).arg(&sheet).output();
+    let output = std::process::Command::new("node").arg(&check).arg(&all).arg(&sheet).output();
     std::fs::remove_dir_all(&folder).unwrap();
     let Ok(output) = output else {
         eprintln!("skipped: no node");
@@ -313,7 +318,14 @@ fn drawn(name: &str, trace: &Trace, most: usize) -> Option<(Vec<String>, bool)> 
     };
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{name}: {errors}");
-    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+/// Draws a recording under node and compares sums over the drawing with sums over its rows. Returns the
+/// ways in which it was divided, and whether the page has every block; `None` without node.
+fn drawn(name: &str, trace: &Trace, most: usize) -> Option<(Vec<String>, bool)> {
+    let (script, scripts) = (include_str!("tests/drawn.js"), page::drawing_scripts());
+    let found = under_node(&format!("drawn_{name}"), script, scripts, trace, most)?;
     assert_eq!(found["problems"], serde_json::json!([]), "{name}");
     let ways = found["ways"].as_array().unwrap().iter();
     let ways = ways.map(|way| way.as_str().unwrap().to_owned()).collect();

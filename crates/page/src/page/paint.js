@@ -57,7 +57,7 @@ function paintLayers({ pixels, width, height }, stacks, order, tiles, perRow) {
         const y = height - 1 - row;
         pixels[y * width + x] = tile[y % TILE * TILE + x % TILE];
       }
-      // The outline separates layers also for readers who do not tell their colours apart.
+      // The outline separates layers also for readers who do not distinguish their colours.
       if (to - from > 2) pixels[(height - to) * width + x] = tiles[layer].edge;
       from = to;
     }

@@ -5,23 +5,8 @@ use super::*;
 /// Runs the unit tests of the scripts on a recording. Returns the number of rows that stand for several
 /// blocks, and of ranges that were examined; `None` without node.
 fn examined(name: &str, trace: &Trace, most: usize) -> Option<(u64, u64)> {
-    let folder =
-        std::env::temp_dir().join(format!("stratalloc_views_{}_{name}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let [scripts, check, sheet] =
-        ["scripts.js", "views.js", "sheet.json"].map(|file| folder.join(file));
-    std::fs::write(&scripts, page::scripts_but_last()).unwrap();
-    std::fs::write(&check, include_str!("views.js")).unwrap();
-    std::fs::write(&sheet, sheet_of(trace, most)?.0).unwrap();
-    let output = std::process::Command::new("node").arg(&check).arg(&scripts).arg(&sheet).output();
-    std::fs::remove_dir_all(&folder).unwrap();
-    let Ok(output) = output else {
-        eprintln!("skipped: no node");
-        return None;
-    };
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{name}: {errors}");
-    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let (script, scripts) = (include_str!("views.js"), page::scripts_but_last());
+    let found = under_node(&format!("views_{name}"), script, scripts, trace, most)?;
     Some((found["runs"].as_u64().unwrap(), found["ranges"].as_u64().unwrap()))
 }
 
