@@ -235,20 +235,24 @@ impl Fixture {
         }
     }
 
-    /// Takes a checkpoint, frees a block of the pool if there is one, and restores the checkpoint.
+    /// Takes a checkpoint, frees a block that it holds as live if there is one, and restores the checkpoint.
+    /// A block that the pool has lent is live too, but belongs to its request, so no checkpoint holds it.
     fn go_back(&mut self, pool: PoolId) {
         let Ok(checkpoint) = self.own.checkpoints().checkpoint(pool) else {
             return;
         };
         let addresses = self.pools().live_addresses(pool).expect("it is known");
-        if let Some(at) = self.live.iter().position(|block| addresses.contains(&block.address())) {
+        let blocks = checkpoint.segments.iter().flat_map(|segment| &segment.blocks);
+        let live = blocks.filter(|block| block.state == BlockStateName::ActiveAllocated);
+        let held: Vec<u64> = live.map(|block| block.address).collect();
+        if let Some(at) = self.live.iter().position(|block| held.contains(&block.address())) {
             let block = self.live.swap_remove(at);
             self.own.give(block);
         }
         let Ok(restored) = self.own.checkpoints().restore(&checkpoint) else {
             return;
         };
-        self.live.retain(|block| !addresses.contains(&block.address()));
+        self.live.retain(|block| !held.contains(&block.address()));
         self.live.extend(restored.live);
         assert!(holds_exactly(self.pools(), pool, &addresses).expect("it is known"));
     }
