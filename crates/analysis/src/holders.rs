@@ -230,7 +230,11 @@ impl Holders {
                 newest_requests: age,
                 found_by: FoundBy::of(block),
             };
-            sum.add(one, passes.fate(block), lives.streams.items[block.stream as usize]);
+            sum.add(
+                one,
+                passes.fate(block),
+                lives.streams.items[lives.heap(block).stream as usize],
+            );
             let class = match lived_before {
                 true => AGES.len() + 1,
                 false => AGES.partition_point(|&end| end < age_requests),

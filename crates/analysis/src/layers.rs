@@ -151,14 +151,19 @@ impl Layers {
     }
 
     /// Returns the layer of a block of [`Lives::blocks`] in a division that has layers.
-    #[must_use]
-    pub fn layer(&self, division: Division, at: usize, block: &Block) -> usize {
+    fn layer(&self, lives: &Lives, division: Division, at: usize) -> usize {
+        let block = &lives.blocks[at];
         match division {
             Division::Category => self.category_of[at].into(),
             Division::Line => self.line_of[at].into(),
-            Division::Stream => (block.stream as usize).min(LARGEST),
-            Division::Step => self.step_bounds.partition_point(|bound| *bound < block.born),
+            Division::Stream => (lives.heap(block).stream as usize).min(LARGEST),
+            Division::Step => self.step_of(block.born),
         }
+    }
+
+    /// Returns the layer of a block that is born at a moment in the division by step.
+    fn step_of(&self, born: u32) -> usize {
+        self.step_bounds.partition_point(|bound| *bound < born)
     }
 
     /// Returns the live bytes of each layer of each division at the peaks of at most `most` columns.
@@ -170,7 +175,7 @@ impl Layers {
             let mut changes = vec![0_i64; names.len() * width];
             if !names.is_empty() {
                 for (at, block) in lives.blocks.iter().enumerate() {
-                    let layer = self.layer(division, at, block);
+                    let layer = self.layer(lives, division, at);
                     add(&mut changes[layer * width..][..width], &peaks, block);
                 }
             }
@@ -287,10 +292,7 @@ mod tests {
         assert_eq!(names.len(), layers.step_bounds.len() + 1);
         assert_eq!((&*names[0], &*names[1]), ("before the first step", "steps 1 to 3"));
         assert_eq!((&*names[10], &*names[11]), ("steps 28 to 30", "after the last step"));
-        let name = |born| {
-            let none = Block { born, ..Block::default() };
-            &*names[layers.layer(Division::Step, 0, &none)]
-        };
+        let name = |born| &*names[layers.step_of(born)];
         assert_eq!([0, 100].map(name), ["before the first step"; 2]);
         assert_eq!([101, 130].map(name), ["steps 1 to 3"; 2]);
         assert_eq!(

@@ -8,7 +8,7 @@ use super::stacks::{LIVED_BEFORE, StackTable};
 use stratalloc::size::PoolKind;
 use stratalloc_analysis::Layers;
 use stratalloc_analysis::lives::{
-    Block, Column, Lives, NEVER, Numbered, Segment, differences, fewer,
+    Block, Column, Heap, Lives, NEVER, Numbered, Segment, differences, fewer,
 };
 
 /// A table as named lists of numbers, one list for each column.
@@ -148,7 +148,8 @@ pub(super) fn blocks(
         let layer = |of: &[u8]| {
             at.and_then(|at| of.get(at as usize)).map_or(-1, |layer| i128::from(*layer))
         };
-        let heap = heaps.number([block.stream, block.pool]);
+        let Heap { stream, pool } = lives.heap(&block);
+        let heap = heaps.number([stream, pool]);
         let size = block.size_bytes / unit;
         let layers = [layer(&layers.category_of), layer(&layers.line_of)];
         let [category, line] = layers;

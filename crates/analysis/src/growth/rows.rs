@@ -98,7 +98,10 @@ pub(crate) fn key_of(lives: &Lives, callers: &Callers<'_>, block: &Block) -> Row
     match block.stack {
         Some(stack) => RowKey::Code { caller: callers.of_stack(stack) },
         None if lives.lived_before(block) => RowKey::Before,
-        None => RowKey::Size { each_bytes: block.requested_bytes, stream: block.stream },
+        None => {
+            let stream = lives.heap(block).stream;
+            RowKey::Size { each_bytes: block.requested_bytes, stream }
+        }
     }
 }
 

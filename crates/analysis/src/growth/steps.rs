@@ -127,11 +127,12 @@ pub(super) fn find(
     }
     let codes = numbered(&requests, |block| {
         let code = caller(block);
-        (code, block.stream, if has_code { 0 } else { block.requested_bytes })
+        (code, lives.heap(block).stream, if has_code { 0 } else { block.requested_bytes })
     });
     let mut beats = beats(&requests, &codes);
     if has_code {
-        let of_size = |block: &Block| (caller(block), block.stream, block.requested_bytes);
+        let of_size =
+            |block: &Block| (caller(block), lives.heap(block).stream, block.requested_bytes);
         beats.extend(self::beats(&requests, &numbered(&requests, of_size)));
     }
     let live_before = |at: u32| live_bytes.at(requests.get(at).born.saturating_sub(1));

@@ -39,8 +39,10 @@ pub const NEVER: u32 = u32::MAX;
 /// The maximum number of events that are applied.
 pub(crate) const EVENTS_MAX: u32 = NEVER - 1;
 
-/// The lifetime of a block, from its request until the block is free again.
+/// The lifetime of a block, from its request until the block is free again. Logs have millions of blocks, so
+/// it has no room between its fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(Rust, packed(4))]
 pub struct Block {
     /// The first moment at which the block lives; 0 if it was allocated before the first event.
     pub born: u32,
@@ -49,10 +51,8 @@ pub struct Block {
     /// The first moment at which the block is free. Later than `freed` if the block waits for other
     /// streams.
     pub gone: u32,
-    /// The index of the block's stream in [`Lives::streams`].
-    pub stream: u32,
-    /// The index of the block's pool in [`Lives::pools`].
-    pub pool: u32,
+    /// The index of the block's stream and pool in [`Lives::heaps`].
+    pub heap: u32,
     /// The address.
     pub address: u64,
     /// The size, in bytes.
@@ -62,6 +62,17 @@ pub struct Block {
     /// The stack of the request, if the file contains it: in the request's event or, if the block lives at
     /// the end, in the final layout.
     pub stack: Option<StackId>,
+}
+
+const _: () = assert!(size_of::<Block>() == 44);
+
+/// The stream and the pool of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Heap {
+    /// The index of the stream in [`Lives::streams`].
+    pub stream: u32,
+    /// The index of the pool in [`Lives::pools`].
+    pub pool: u32,
 }
 
 /// The lifetime of a segment, or of a range of mapped pages, from its allocation to its release.
@@ -124,6 +135,8 @@ pub struct Lives {
     pub streams: Numbered<StreamId>,
     /// The pools.
     pub pools: Numbered<PoolId>,
+    /// The stream and pool of each heap that has had a block.
+    pub heaps: Numbered<Heap>,
     /// The live and reserved bytes over time.
     pub columns: Columns,
     /// The peak of reserved bytes. If it occurs several times, the one with the most live bytes.
@@ -156,6 +169,11 @@ impl Lives {
         let served = self.blocks.partition_point(|block| block.born <= moment) - before;
         let failed = self.failures.partition_point(|failure| failure.moment <= moment);
         u32::try_from(served + failed).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the stream and the pool of a block.
+    pub fn heap(&self, block: &Block) -> Heap {
+        self.heaps.items[block.heap as usize]
     }
 
     /// Returns true if a block was allocated before the first event.
@@ -371,14 +389,14 @@ impl<'a> LivesWalk<'a> {
         let size_bytes = size_bytes.unwrap_or_else(|| self.size_of(address, requested_bytes));
         let stream = self.lives.streams.number(stream);
         let pool = self.lives.pools.number(pool);
+        let heap = self.lives.heaps.number(Heap { stream, pool });
         self.live.insert(address, self.lives.blocks.len());
         self.live_bytes = self.live_bytes.saturating_add(requested_bytes);
         self.lives.blocks.push(Block {
             born,
             freed: NEVER,
             gone: NEVER,
-            stream,
-            pool,
+            heap,
             address,
             size_bytes,
             requested_bytes,
