@@ -39,6 +39,16 @@ impl Counter {
         self.freed = self.freed.wrapping_add(n);
     }
 
+    /// Sets the peak to the current value.
+    fn reset_peak(&mut self) {
+        self.peak = self.current;
+    }
+
+    /// Sets the sums to zero.
+    fn reset_accumulated(&mut self) {
+        (self.allocated, self.freed) = (0, 0);
+    }
+
     /// Adds another counter, including its peak.
     pub(crate) fn add(&mut self, other: &Self) {
         self.current += other.current;
@@ -92,71 +102,145 @@ impl PerPool {
 
     /// Sets the peaks to the current values.
     pub fn reset_peaks(&mut self) {
-        self.counters().into_iter().for_each(|counter| counter.peak = counter.current);
+        self.counters().into_iter().for_each(Counter::reset_peak);
     }
 
     /// Sets the sums to zero.
     pub fn reset_accumulated(&mut self) {
-        self.counters().into_iter().for_each(|counter| (counter.allocated, counter.freed) = (0, 0));
+        self.counters().into_iter().for_each(Counter::reset_accumulated);
     }
 }
 
-/// All counters of an allocator at one moment. Sizes are in bytes.
-///
-/// Source of names and meanings: PyTorch's `torch.cuda.memory_stats()`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Statistics {
-    /// Live blocks: allocated and not freed.
-    pub allocation: PerPool,
-    /// Fixed segments currently allocated from the driver.
-    pub segment: PerPool,
-    /// Live blocks, and freed blocks that wait for other streams.
-    pub active: PerPool,
-    /// Free parts of split fixed segments.
-    pub inactive_split: PerPool,
-    /// Bytes of live blocks.
-    pub allocated_bytes: PerPool,
-    /// Bytes reserved from the driver.
-    pub reserved_bytes: PerPool,
-    /// Bytes of live blocks, and of freed blocks that wait for other streams.
-    pub active_bytes: PerPool,
-    /// Bytes of free parts of split fixed segments.
-    pub inactive_split_bytes: PerPool,
-    /// Requested bytes of active blocks.
-    pub requested_bytes: PerPool,
-    /// Live blocks of at least `max_split_size`.
-    pub oversize_allocations: Counter,
-    /// Segments of at least `max_split_size`.
-    pub oversize_segments: Counter,
-    /// Final attempts of requests after the cache was emptied.
-    pub num_alloc_retries: i64,
-    /// Failed requests.
-    pub num_ooms: i64,
-    /// Requests that `throw_on_cudamalloc_oom` rejected before the driver was called. Not among the keys
-    /// of the PyTorch version whose recordings are verified.
-    pub num_oom_rejections: i64,
-    /// How often the allocator waited for the pending events of all streams.
-    pub num_sync_all_streams: i64,
-    /// Segments allocated from the driver, and ranges mapped.
-    pub num_device_alloc: i64,
-    /// Segments released to the driver, and ranges unmapped.
-    pub num_device_free: i64,
-    /// `max_split_size_mb`, in bytes, when the allocator was built; -1 for unlimited.
-    pub max_split_size: i64,
-    /// Requests served by a cached block.
-    pub hits: u64,
-    /// Requests that needed more than a search of the cache.
-    pub misses: u64,
-    /// The number of free blocks.
-    pub free_blocks: u64,
-    /// Bytes of tags whose memory a pause released and no resume has mapped since. They are not reserved.
-    pub paused_bytes: u64,
-    /// Bytes reserved from the driver by each private pool, in no order; pools that never reserved any
-    /// are left out. A pool that no longer exists is listed with a current value of 0 until peaks and
-    /// sums are reset. Not among the keys of the PyTorch version whose recordings are verified.
-    pub reserved_by_pool: Vec<(PoolId, PerPool)>,
-    /// Counters that only this strategy has. Their names begin with a word for the strategy and a dot.
-    pub own: Vec<OwnCounter>,
+/// Declares [`Statistics`]. The group of a field decides how sums and resets treat it, so none is left out.
+macro_rules! statistics {
+    (
+        families { $($(#[$family_doc:meta])* $family:ident,)+ }
+        counters { $($(#[$counter_doc:meta])* $counter:ident,)+ }
+        events { $($(#[$event_doc:meta])* $event:ident: $event_type:ty,)+ }
+        amounts { $($(#[$amount_doc:meta])* $amount:ident: $amount_type:ty,)+ }
+        others { $($(#[$other_doc:meta])* $other:ident: $other_type:ty = $default:expr,)+ }
+    ) => {
+        /// All counters of an allocator at one moment. Sizes are in bytes.
+        ///
+        /// Source of names and meanings: PyTorch's `torch.cuda.memory_stats()`.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct Statistics {
+            $($(#[$family_doc])* pub $family: PerPool,)+
+            $($(#[$counter_doc])* pub $counter: Counter,)+
+            $($(#[$event_doc])* pub $event: $event_type,)+
+            $($(#[$amount_doc])* pub $amount: $amount_type,)+
+            $($(#[$other_doc])* pub $other: $other_type,)+
+        }
+
+        impl Default for Statistics {
+            fn default() -> Self {
+                Self {
+                    $($family: PerPool::default(),)+
+                    $($counter: Counter::default(),)+
+                    $($event: 0,)+
+                    $($amount: 0,)+
+                    $($other: $default,)+
+                }
+            }
+        }
+
+        const FAMILIES: usize = [$(stringify!($family)),+].len();
+
+        impl Statistics {
+            /// Returns the families: the counters kept for each kind of pool. Keys and fields have the same
+            /// names.
+            #[doc(hidden)]
+            pub fn families(&self) -> [(&'static str, &PerPool); FAMILIES] {
+                [$((stringify!($family), &self.$family)),+]
+            }
+
+            /// Returns every counter.
+            pub(crate) fn counters_mut(&mut self) -> impl Iterator<Item = &mut Counter> {
+                let families = [$(&mut self.$family),+].into_iter().flat_map(PerPool::counters);
+                families.chain([$(&mut self.$counter),+])
+            }
+
+            /// Sets the sums of all counters and the numbers of events to zero.
+            pub(crate) fn reset_accumulated(&mut self) {
+                self.counters_mut().for_each(Counter::reset_accumulated);
+                $(self.$event = 0;)+
+                self.own.iter_mut().for_each(|own| own.count = 0);
+            }
+
+            /// Adds the statistics of another allocator, including peaks, but not its `max_split_size`.
+            pub(crate) fn add(&mut self, other: &Self) {
+                $(self.$family.add(&other.$family);)+
+                $(self.$counter.add(&other.$counter);)+
+                $(self.$event += other.$event;)+
+                $(self.$amount += other.$amount;)+
+                self.add_lists(other);
+            }
+        }
+    };
+}
+
+statistics! {
+    families {
+        /// Live blocks, and freed blocks that wait for other streams.
+        active,
+        /// Bytes of live blocks, and of freed blocks that wait for other streams.
+        active_bytes,
+        /// Bytes of live blocks.
+        allocated_bytes,
+        /// Live blocks: allocated and not freed.
+        allocation,
+        /// Free parts of split fixed segments.
+        inactive_split,
+        /// Bytes of free parts of split fixed segments.
+        inactive_split_bytes,
+        /// Requested bytes of active blocks.
+        requested_bytes,
+        /// Bytes reserved from the driver.
+        reserved_bytes,
+        /// Fixed segments currently allocated from the driver.
+        segment,
+    }
+    counters {
+        /// Live blocks of at least `max_split_size`.
+        oversize_allocations,
+        /// Segments of at least `max_split_size`.
+        oversize_segments,
+    }
+    events {
+        /// Final attempts of requests after the cache was emptied.
+        num_alloc_retries: i64,
+        /// Failed requests.
+        num_ooms: i64,
+        /// Requests that `throw_on_cudamalloc_oom` rejected before the driver was called. Not among the keys
+        /// of the PyTorch version whose recordings are verified.
+        num_oom_rejections: i64,
+        /// How often the allocator waited for the pending events of all streams.
+        num_sync_all_streams: i64,
+        /// Segments allocated from the driver, and ranges mapped.
+        num_device_alloc: i64,
+        /// Segments released to the driver, and ranges unmapped.
+        num_device_free: i64,
+        /// Requests served by a cached block.
+        hits: u64,
+        /// Requests that needed more than a search of the cache.
+        misses: u64,
+    }
+    amounts {
+        /// The number of free blocks.
+        free_blocks: u64,
+        /// Bytes of tags whose memory a pause released and no resume has mapped since. They are not reserved.
+        paused_bytes: u64,
+    }
+    others {
+        /// `max_split_size_mb`, in bytes, when the allocator was built; -1 for unlimited.
+        max_split_size: i64 = -1,
+        /// Bytes reserved from the driver by each private pool, in no order; pools that never reserved any
+        /// are left out. A pool that no longer exists is listed with a current value of 0 until peaks and
+        /// sums are reset. Not among the keys of the PyTorch version whose recordings are verified.
+        reserved_by_pool: Vec<(PoolId, PerPool)> = Vec::new(),
+        /// Counters that only this strategy has. Their names begin with a word for the strategy and a dot.
+        own: Vec<OwnCounter> = Vec::new(),
+    }
 }
 
 /// The most frequently read counters.
@@ -209,70 +293,26 @@ pub struct OwnCounter {
     pub count: i64,
 }
 
-impl Default for Statistics {
-    fn default() -> Self {
-        Self {
-            allocation: PerPool::default(),
-            segment: PerPool::default(),
-            active: PerPool::default(),
-            inactive_split: PerPool::default(),
-            allocated_bytes: PerPool::default(),
-            reserved_bytes: PerPool::default(),
-            active_bytes: PerPool::default(),
-            inactive_split_bytes: PerPool::default(),
-            requested_bytes: PerPool::default(),
-            oversize_allocations: Counter::default(),
-            oversize_segments: Counter::default(),
-            num_alloc_retries: 0,
-            num_ooms: 0,
-            num_oom_rejections: 0,
-            num_sync_all_streams: 0,
-            num_device_alloc: 0,
-            num_device_free: 0,
-            max_split_size: -1,
-            hits: 0,
-            misses: 0,
-            free_blocks: 0,
-            paused_bytes: 0,
-            reserved_by_pool: Vec::new(),
-            own: Vec::new(),
-        }
-    }
-}
-
-/// The families of counters of `$of`, each with its name.
-macro_rules! families {
-    ($($of:tt)+) => {
-        [
-            ("active", $($of)+.active),
-            ("active_bytes", $($of)+.active_bytes),
-            ("allocated_bytes", $($of)+.allocated_bytes),
-            ("allocation", $($of)+.allocation),
-            ("inactive_split", $($of)+.inactive_split),
-            ("inactive_split_bytes", $($of)+.inactive_split_bytes),
-            ("requested_bytes", $($of)+.requested_bytes),
-            ("reserved_bytes", $($of)+.reserved_bytes),
-            ("segment", $($of)+.segment),
-        ]
-    };
-}
-
 impl Statistics {
-    fn families_mut(&mut self) -> [(&'static str, &mut PerPool); 9] {
-        families!(&mut self)
-    }
-
-    /// Sets the peaks of the families to the current values.
+    /// Sets the peaks of all counters to the current values.
     pub(crate) fn reset_peaks(&mut self) {
-        self.families_mut().into_iter().for_each(|(_, family)| family.reset_peaks());
+        self.counters_mut().for_each(Counter::reset_peak);
     }
 
-    /// Sets the sums of the families and the numbers of events to zero.
-    pub(crate) fn reset_accumulated(&mut self) {
-        self.families_mut().into_iter().for_each(|(_, family)| family.reset_accumulated());
-        (self.hits, self.misses) = (0, 0);
-        (self.num_alloc_retries, self.num_ooms, self.num_sync_all_streams) = (0, 0, 0);
-        (self.num_device_alloc, self.num_device_free) = (0, 0);
+    /// Adds the counters of pools and of strategies.
+    fn add_lists(&mut self, other: &Self) {
+        for (pool, reserved) in &other.reserved_by_pool {
+            match self.reserved_by_pool.iter_mut().find(|(known, _)| known == pool) {
+                Some((_, known)) => known.add(reserved),
+                None => self.reserved_by_pool.push((*pool, *reserved)),
+            }
+        }
+        for own in &other.own {
+            match self.own.iter_mut().find(|known| known.name == own.name) {
+                Some(known) => known.count += own.count,
+                None => self.own.push(*own),
+            }
+        }
     }
 
     /// Counts an allocated block of `bytes`.
@@ -412,13 +452,6 @@ impl Statistics {
         }
         text
     }
-
-    /// Returns the families: the counters kept for each kind of pool. Keys and fields have the same
-    /// names.
-    #[doc(hidden)]
-    pub fn families(&self) -> [(&'static str, &PerPool); 9] {
-        families!(&self)
-    }
 }
 
 fn push_family(keys: &mut Vec<(String, i64)>, name: &str, family: &PerPool) {
@@ -463,6 +496,35 @@ mod tests {
         assert_eq!(behind[5..], [("mine.never", 0), ("mine.rare", 3)]);
         let text = statistics.summary();
         assert!(text.ends_with("\nmine.rare 3\n") && !text.contains("never"), "{text}");
+    }
+
+    #[test]
+    fn sums_and_resets_visit_every_counter() {
+        let counter = Counter { current: 1, peak: 2, allocated: 3, freed: 2 };
+        let mut sum = Statistics::default();
+        sum.counters_mut().for_each(|each| *each = counter);
+        // Everything but the families and the counters, in a fixed order.
+        let others = |of: &Statistics| {
+            let numbers = of.keys().into_iter().filter(|(key, _)| !key.contains('.'));
+            numbers.filter(|(key, _)| key != "max_split_size").map(|(_, n)| n).collect::<Vec<_>>()
+        };
+        (sum.num_alloc_retries, sum.num_ooms, sum.num_oom_rejections) = (1, 1, 1);
+        (sum.num_sync_all_streams, sum.num_device_alloc, sum.num_device_free) = (1, 1, 1);
+        (sum.hits, sum.misses, sum.free_blocks, sum.paused_bytes) = (1, 1, 1, 1);
+        sum.own = vec![OwnCounter { name: "mine.rare", count: 1 }];
+        sum.reserved_by_pool = vec![(PoolId { capture: 0, user: 7 }, PerPool::default())];
+        sum.add(&sum.clone());
+        let twice = Counter { current: 2, peak: 4, allocated: 6, freed: 4 };
+        assert!(sum.counters_mut().all(|each| *each == twice));
+        assert_eq!(sum.counters_mut().count() * 4, 116, "the PyTorch keys of counters");
+        assert_eq!(others(&sum), [2; 10]);
+        assert_eq!((sum.own[0].count, sum.own.len(), sum.reserved_by_pool.len()), (2, 1, 1));
+        sum.reset_accumulated();
+        sum.reset_peaks();
+        let reset = Counter { current: 2, peak: 2, allocated: 0, freed: 0 };
+        assert!(sum.counters_mut().all(|each| *each == reset));
+        assert_eq!(others(&sum).iter().sum::<i64>(), 4, "only amounts are left");
+        assert_eq!(sum.own[0].count, 0);
     }
 
     #[test]
