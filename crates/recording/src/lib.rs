@@ -22,6 +22,7 @@ mod entries;
 mod evidence;
 mod frames;
 mod host;
+mod lanes;
 mod log;
 mod ops;
 mod paths;

@@ -4,16 +4,16 @@ use std::hash::Hash;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 use thiserror::Error;
 
 use super::blocks::{Blocks, DENSE_MAX, EveryBlock, LiveBlocks};
 use super::evidence::NoHistory;
+use super::lanes::LaneWork;
 use super::ops::{Op, OpRef, Ops};
 use super::progress::{Cancelled, Progress, Silent, Stage};
 use super::workload::Workload;
 use stratalloc::allocator::{Allocation, DeviceAllocator, PoolOptions, Request};
-use stratalloc::driver::DriverResult;
 use stratalloc::error::{
     AllocError, DriverError, FractionError, FreeError, HandleError, OutOfMemory, PoolError,
 };
@@ -84,56 +84,6 @@ pub enum ReplayError {
 impl From<FreeError> for ReplayError {
     fn from(error: FreeError) -> Self {
         Self::Handle(error.reason)
-    }
-}
-
-/// Finishes the work of other streams at the recorded moments. A **lane** is a made-up stream that stands
-/// for the unrecorded streams that use a block.
-#[derive(Debug)]
-pub(super) struct LaneWork {
-    work_gate: Arc<dyn WorkGate>,
-    /// For each freed block that waits, by key: its lane, and the point in the lane after its last use.
-    waiting: HashMap<u64, (StreamId, u64)>,
-}
-
-impl LaneWork {
-    pub(super) fn new(work_gate: Arc<dyn WorkGate>) -> Self {
-        Self { work_gate, waiting: HashMap::new() }
-    }
-
-    /// Returns the number of blocks that wait for the work of lanes.
-    pub(super) fn pending(&self) -> usize {
-        self.waiting.len()
-    }
-
-    /// Holds back all work that is submitted to this lane from now on. Called before the free of a block that
-    /// the lane uses, so that the block is still in use when it is freed.
-    fn hold(&self, lane: StreamId) -> DriverResult<()> {
-        self.work_gate.hold(lane)
-    }
-
-    /// Records that the block with this key was freed and waits for the lane.
-    pub(super) fn freed(&mut self, lane: StreamId, key: u64) -> DriverResult<()> {
-        self.waiting.insert(key, (lane, self.work_gate.mark(lane)?));
-        Ok(())
-    }
-
-    /// Finishes the lane's work that uses the block, and all earlier work of the lane.
-    pub(super) fn finish(&mut self, key: u64) -> DriverResult<()> {
-        match self.waiting.remove(&key) {
-            Some((lane, mark)) => self.work_gate.finish_until(lane, mark),
-            None => Ok(()),
-        }
-    }
-
-    /// Forgets the block with this key, because the allocator itself has waited for the block's work.
-    pub(super) fn waited_for(&mut self, key: u64) {
-        self.waiting.remove(&key);
-    }
-
-    fn finish_all(&mut self) -> DriverResult<()> {
-        self.waiting.clear();
-        self.work_gate.finish_all()
     }
 }
 

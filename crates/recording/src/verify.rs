@@ -19,8 +19,9 @@ use std::sync::Arc;
 
 use super::addresses::{heap_of, held, ranges, starts};
 use super::describe;
+use super::lanes::LaneWork;
 use super::progress::{Progress, Silent};
-use super::run::{LaneWork, ReplayError, Run, check_heaps};
+use super::run::{ReplayError, Run, check_heaps};
 use super::start::Start;
 use super::trace::{Trace, TraceEvent};
 use super::workload::{EventGroup, Workload, WorkloadBuilder, groups, leading_completions};
