@@ -249,7 +249,7 @@ fn a_log_of_many_threads_is_read_back_as_what_they_did() {
     let workload = Workload::of(&trace, 1 << 40);
     assert_eq!(u64::from(workload.blocks), THREADS * STEPS + 1);
     assert_eq!(workload.seeded, 0);
-    let again = native(&sim(), false);
+    let again = Strategy::Native(Box::new(native(&sim(), false)));
     let run = replay::run(&workload, &again, None, 1, &stratalloc_recording::Silent).unwrap();
     assert_eq!((run.allocations, run.frees), (THREADS * STEPS + 1, THREADS * STEPS));
     assert!(left.size_bytes() == 9);

@@ -20,7 +20,7 @@ use stratalloc::error::{
 use stratalloc::ids::{PoolId, StreamId};
 use stratalloc::registry::BuildError;
 use stratalloc::stats::Statistics;
-use stratalloc::strategies::NoCache;
+use stratalloc::strategies::{NoCache, Strategy};
 use stratalloc_sim::WorkGate;
 
 /// The reason why a recording could not be replayed.
@@ -140,14 +140,14 @@ impl Default for Manner<'_> {
 ///
 /// [`ReplayError`] when the allocator fails for a reason other than memory, or `progress` cancels. Also,
 /// before the first request, when the workload has more pairs of stream and pool than any program.
-pub fn run<A: DeviceAllocator>(
+pub fn run(
     workload: &Workload,
-    allocator: &A,
+    strategy: &Strategy,
     work_gate: Option<Arc<dyn WorkGate>>,
     passes: u32,
     progress: &dyn Progress,
 ) -> Result<Run, ReplayError> {
-    run_as(workload, allocator, work_gate, Manner { passes, progress, ..Manner::default() })
+    run_as(workload, strategy, work_gate, Manner { passes, progress, ..Manner::default() })
 }
 
 /// Replays like [`run`], with all options.
@@ -155,7 +155,20 @@ pub fn run<A: DeviceAllocator>(
 /// # Errors
 ///
 /// Those of [`run`].
-pub fn run_as<A: DeviceAllocator>(
+pub fn run_as(
+    workload: &Workload,
+    strategy: &Strategy,
+    work_gate: Option<Arc<dyn WorkGate>>,
+    manner: Manner<'_>,
+) -> Result<Run, ReplayError> {
+    // Not generic for callers: this crate compiles the loop once for all programs.
+    match strategy.engine() {
+        Some(engine) => run_on(workload, engine, work_gate, manner),
+        None => run_on(workload, strategy, work_gate, manner),
+    }
+}
+
+fn run_on<A: DeviceAllocator>(
     workload: &Workload,
     allocator: &A,
     work_gate: Option<Arc<dyn WorkGate>>,
@@ -231,13 +244,13 @@ fn run_with<A: DeviceAllocator, B: Blocks>(
 /// # Errors
 ///
 /// The same as [`run`].
-pub fn is_served<A: DeviceAllocator>(
+pub fn is_served(
     workload: &Workload,
-    allocator: &A,
+    strategy: &Strategy,
     work_gate: Option<Arc<dyn WorkGate>>,
 ) -> Result<bool, ReplayError> {
     let mut served = true;
-    walk(workload, allocator, work_gate, Vec::new(), |step| {
+    walk(workload, strategy, work_gate, Vec::new(), |step| {
         served = !step.is_failure;
         if served { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
@@ -261,17 +274,33 @@ pub struct Step<'a> {
 /// # Errors
 ///
 /// Those of [`run`].
-pub fn walk<A: DeviceAllocator>(
+pub fn walk(
     workload: &Workload,
-    allocator: &A,
+    strategy: &Strategy,
     work_gate: Option<Arc<dyn WorkGate>>,
     held: Vec<(u32, Allocation)>,
     mut on_step: impl FnMut(Step<'_>) -> ControlFlow<()>,
 ) -> Result<(), ReplayError> {
+    match strategy.engine() {
+        Some(engine) => walk_on(workload, engine, work_gate, held, &mut on_step),
+        None => walk_on(workload, strategy, work_gate, held, &mut on_step),
+    }
+}
+
+/// Called after each operation.
+type OnStep<'a> = dyn FnMut(Step<'_>) -> ControlFlow<()> + 'a;
+
+fn walk_on<A: DeviceAllocator>(
+    workload: &Workload,
+    allocator: &A,
+    work_gate: Option<Arc<dyn WorkGate>>,
+    held: Vec<(u32, Allocation)>,
+    on_step: &mut OnStep<'_>,
+) -> Result<(), ReplayError> {
     if workload.blocks > DENSE_MAX {
-        walk_with(workload, allocator, work_gate, LiveBlocks::new(), held, &mut on_step)
+        walk_with(workload, allocator, work_gate, LiveBlocks::new(), held, on_step)
     } else {
-        walk_with(workload, allocator, work_gate, EveryBlock::of(workload), held, &mut on_step)
+        walk_with(workload, allocator, work_gate, EveryBlock::of(workload), held, on_step)
     }
 }
 
@@ -281,7 +310,7 @@ fn walk_with<A: DeviceAllocator, B: Blocks>(
     work_gate: Option<Arc<dyn WorkGate>>,
     blocks: B,
     held: Vec<(u32, Allocation)>,
-    on_step: &mut impl FnMut(Step<'_>) -> ControlFlow<()>,
+    on_step: &mut OnStep<'_>,
 ) -> Result<(), ReplayError> {
     let mut counts = PassCounts::default();
     let before = if held.is_empty() { 0 } else { workload.seeded as usize };
@@ -372,6 +401,8 @@ impl<'a, A: DeviceAllocator, B: Blocks> Runner<'a, A, B> {
         Ok(Self { allocator, lanes, blocks, first_out_of_memory: None, has_pools })
     }
 
+    /// Runs the operations with these indices. Not inlined, so that the loop has all registers.
+    #[inline(never)]
     fn steps(
         &mut self,
         ops: &Ops,
@@ -381,7 +412,9 @@ impl<'a, A: DeviceAllocator, B: Blocks> Runner<'a, A, B> {
         ops.refs(range).try_for_each(|op| self.step(op, counts))
     }
 
-    #[inline]
+    /// Runs an operation. Inlined in each loop: a call takes 30 instructions, of which most save registers
+    /// and return the result.
+    #[inline(always)]
     fn step(&mut self, op: OpRef<'_>, counts: &mut PassCounts) -> Result<(), ReplayError> {
         if let Some((id, bytes, stream, pool)) = op.allocated() {
             match self.allocate(pool, Request::new(bytes, stream)) {
