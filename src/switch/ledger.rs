@@ -39,7 +39,8 @@ impl Ledger {
         // The drop releases its cached segments.
         last.num_device_free += last.segment.all.current;
         last.free_blocks = 0;
-        // The drop destroys its pools.
+        // The drop destroys its tags and its pools.
+        last.paused_bytes = 0;
         last.reserved_by_pool.clear();
         for counter in last.counters_mut() {
             // The drop frees what `current` counts. Not all of that is in `allocated`, if the totals were

@@ -103,7 +103,6 @@ impl Counters for Engine {
         let mut states: Vec<HeapGuard<'_>> = self.heaps.all().map(|cell| cell.lock()).collect();
         self.ledger.reset_peaks(states.iter_mut().map(|state| &mut state.counters));
         growth.counters.reset_peaks();
-        growth.counters.oversize_segments.peak = growth.counters.oversize_segments.current;
         growth.reset_pools(PerPool::reset_peaks);
         growth.reserved.store(growth.counters.reserved_bytes.all);
     }
@@ -115,11 +114,6 @@ impl Counters for Engine {
             cell.lock().counters.reset_accumulated();
         }
         growth.reset_pools(PerPool::reset_accumulated);
-        let counters = &mut growth.counters;
-        counters.reset_accumulated();
-        let oversize = &mut counters.oversize_segments;
-        (oversize.allocated, oversize.freed) = (0, 0);
-        (counters.num_alloc_retries, counters.num_oom_rejections) = (0, 0);
-        counters.num_sync_all_streams = 0;
+        growth.counters.reset_accumulated();
     }
 }
