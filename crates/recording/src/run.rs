@@ -1,4 +1,4 @@
-//! Replays the requests of a recording on any allocator, and measures the time.
+//! Replays the requests of a recording with any strategy, and measures the time.
 
 use std::hash::Hash;
 use std::ops::{ControlFlow, Range};
@@ -161,7 +161,7 @@ pub fn run_as(
     work_gate: Option<Arc<dyn WorkGate>>,
     manner: Manner<'_>,
 ) -> Result<Run, ReplayError> {
-    // Not generic for callers: this crate compiles the loop once for all programs.
+    // Not generic, so that this crate compiles the loop for all of its users.
     match strategy.engine() {
         Some(engine) => run_on(workload, engine, work_gate, manner),
         None => run_on(workload, strategy, work_gate, manner),

@@ -40,7 +40,7 @@ pub const NEVER: u32 = u32::MAX;
 pub(crate) const EVENTS_MAX: u32 = NEVER - 1;
 
 /// The lifetime of a block, from its request until the block is free again. Logs have millions of blocks, so
-/// it has no room between its fields.
+/// the fields are packed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(Rust, packed(4))]
 pub struct Block {
