@@ -106,9 +106,10 @@ impl Blocks {
         }
     }
 
-    /// Returns true if a live block starts at this address.
-    pub(super) fn is_live(&self, address: u64) -> bool {
-        self.live.contains(address)
+    /// Returns true if the driver has given the address of a block that has left to a newer block.
+    pub(super) fn is_reused(&self, block: &Live<Block>) -> bool {
+        let newer = |own: &Live<Block>| own.address == block.address && own.serial > block.serial;
+        self.live.get(block.address).is_some_and(newer) || self.deferred.iter().any(newer)
     }
 
     /// Returns the live block with this name.

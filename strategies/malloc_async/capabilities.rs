@@ -107,6 +107,7 @@ impl MallocAsyncAllocator {
             if bytes < LEAST {
                 break Ok(0);
             }
+            let _address_guard = self.addresses.read();
             match pools.allocate_async(self.main.id, bytes, stream) {
                 Ok(address) => {
                     let free = || pools.free_async(address, stream).map(|()| bytes);

@@ -20,9 +20,16 @@ impl MallocAsyncAllocator {
         // The time is taken before the driver frees the address. As soon as it is freed, another thread
         // may allocate it, and the history entry of that allocation must have a later time.
         let moment = self.history.moment();
+        let shared = self.addresses.read();
         let block = self.blocks.lock().leave(name)?;
         tracepoints::free(name.address);
         let bytes = block.bytes;
+        if block.capture().is_some() {
+            drop(shared);
+            let _alone = self.addresses.write();
+            let outcome = self.free_of_capture(&block);
+            return self.finish_free(block, outcome, moment).map(|()| bytes);
+        }
         let outcome = if !block.is_plain() || self.scopes.any() {
             self.free_checked(&block)
         } else {
@@ -95,6 +102,15 @@ impl MallocAsyncAllocator {
             return Err(error);
         }
         self.free_after_all(block).map(|()| FreeOutcome::Freed)
+    }
+
+    /// Frees a block that was allocated in a capture. The caller has locked `addresses` exclusively.
+    #[cold]
+    fn free_of_capture(&self, block: &Live<Block>) -> Result<FreeOutcome, DriverError> {
+        // If a newer block has the address, the driver has allocated the memory of a destroyed graph again.
+        // Then this block has no memory of its own to free.
+        let is_reused = self.blocks.lock().is_reused(block);
+        if is_reused { Ok(FreeOutcome::Freed) } else { self.free_checked(block) }
     }
 
     /// Frees a block that may have uses, may have been allocated in a capture, or is freed while a scope
@@ -222,46 +238,47 @@ impl MallocAsyncAllocator {
         if self.captures.deferred() == 0 {
             return Ok(());
         }
+        let _alone = self.addresses.write();
         let mut done = Ok(());
-        let blocks = std::mem::take(&mut self.blocks.lock().deferred);
-        let mut waiting = Vec::new();
-        for block in blocks {
-            let freed = self.free_deferred_block(&block);
-            if freed != Ok(FreeOutcome::Freed) {
-                waiting.push(block);
-            }
-            done = done.and(freed.map(drop));
+        let count = self.blocks.lock().deferred.len();
+        for _ in 0..count {
+            done = done.and(self.free_next_deferred().map(drop));
         }
-        self.blocks.lock().deferred.extend(waiting);
         done
     }
 
     /// Tries to free one deferred block, and if that succeeds, all of them. Every request calls this
     /// while blocks are deferred, and checking all of them each time would be too slow.
     pub(super) fn try_free_deferred(&self) {
-        let Some(block) = self.blocks.lock().deferred.pop_front() else { return };
-        match self.free_deferred_block(&block) {
+        let freed = {
+            let _alone = self.addresses.write();
+            self.free_next_deferred()
+        };
+        if freed == Ok(FreeOutcome::Freed) {
             // A block that the driver fails to free stays deferred; `process_events` reports the error.
-            Ok(FreeOutcome::Freed) => drop(self.free_deferred()),
-            _ => self.blocks.lock().deferred.push_back(block),
+            let _ = self.free_deferred();
         }
     }
 
-    /// Frees one deferred block, if its captures have ended.
-    fn free_deferred_block(&self, block: &Live<Block>) -> Result<FreeOutcome, DriverError> {
-        // If a live block has the same address, the driver has allocated the memory of a destroyed graph
-        // again. Then the deferred block has no memory of its own to free.
+    /// Frees the front one of the deferred blocks, if its captures have ended. Otherwise it becomes the last
+    /// one. The caller has locked `addresses` exclusively.
+    fn free_next_deferred(&self) -> Result<FreeOutcome, DriverError> {
+        let next = self.blocks.lock().deferred.pop_front();
+        let Some(block) = next else { return Ok(FreeOutcome::Deferred) };
         let moment = self.history.moment();
-        let is_reused = block.capture().is_some() && self.blocks.lock().is_live(block.address);
-        let outcome =
-            if is_reused { FreeOutcome::Freed } else { or_later(self.free_checked(block))? };
-        if outcome == FreeOutcome::Freed {
+        let outcome = or_later(match block.capture() {
+            Some(_) => self.free_of_capture(&block),
+            None => self.free_checked(&block),
+        });
+        if outcome == Ok(FreeOutcome::Freed) {
             self.captures.remove_deferred();
             self.blocks.lock().counters.end_to_wait(block.bytes);
-            self.end_charge(Some(block));
-            self.record_block(Action::FreeCompleted, block, moment);
+            self.end_charge(Some(&block));
+            self.record_block(Action::FreeCompleted, &block, moment);
+        } else {
+            self.blocks.lock().deferred.push_back(block);
         }
-        Ok(outcome)
+        outcome
     }
 }
 

@@ -66,6 +66,11 @@ pub struct MallocAsyncAllocator {
     /// a new pool at once. Locked shared during driver calls about a private pool that are made without
     /// holding `pools`. Locked before `pools`.
     ending: RwLock<()>,
+    /// Locked shared from the driver call that allocates or frees an address until `blocks` agrees with the
+    /// driver. Locked exclusively while a block of a capture is freed by its address: if its graph was
+    /// destroyed, the driver may give the address to another request at any time. Locked after `ending`,
+    /// before the others.
+    addresses: RwLock<()>,
     captures: Captures,
     joins: Mutex<Joins>,
     /// The last usage of the main pool and of graphs that the driver reported.
@@ -156,6 +161,7 @@ impl MallocAsyncAllocator {
             pools: Mutex::default(),
             scopes: Scopes::new(Arc::clone(&driver)),
             ending: RwLock::default(),
+            addresses: RwLock::default(),
             captures: Captures::default(),
             joins: Mutex::default(),
             usage: Mutex::default(),
@@ -199,11 +205,11 @@ impl MallocAsyncAllocator {
         Route { pool: PoolId::DEFAULT, driver_pool: self.main.id, capture: None }
     }
 
-    /// Adds the block that the driver allocated to the table. `obtained` holds the guard that keeps the
-    /// block's pool from being destroyed in the meantime.
+    /// Adds the block that the driver allocated to the table. `obtained` holds the guards for the
+    /// time until then.
     #[inline]
     fn enter(&self, route: &Route, request: Request, obtained: Obtained<'_>) -> Allocation {
-        let Obtained { address, charge, pool_guard: _pool_guard } = obtained;
+        let Obtained { address, charge, _pool_guard, _address_guard } = obtained;
         let Request { bytes, stream, .. } = request;
         let block = Block::new(bytes, stream, route);
         charge.keep();

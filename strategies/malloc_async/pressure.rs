@@ -53,7 +53,9 @@ pub(super) struct Obtained<'a> {
     pub(super) address: u64,
     pub(super) charge: Charge<'a>,
     /// Prevents the destruction of a private pool until the block is in the table.
-    pub(super) pool_guard: Option<RwLockReadGuard<'a, ()>>,
+    pub(super) _pool_guard: Option<RwLockReadGuard<'a, ()>>,
+    /// Prevents that a block of a destroyed graph with the same address is freed until then.
+    pub(super) _address_guard: RwLockReadGuard<'a, ()>,
 }
 
 impl MallocAsyncAllocator {
@@ -65,10 +67,11 @@ impl MallocAsyncAllocator {
         if let Some(capture) = route.capture {
             self.attach_leaves(stream, capture).map_err(Refusal::Driver)?;
         }
-        let pool_guard = self.keep_pool(route).map_err(Refusal::Pool)?;
+        let _pool_guard = self.keep_pool(route).map_err(Refusal::Pool)?;
+        let _address_guard = self.addresses.read();
         let taken = self.memory_pools().allocate_async(route.driver_pool, bytes, stream);
         let address = taken.map_err(Refusal::Driver)?;
-        Ok(Obtained { address, charge, pool_guard })
+        Ok(Obtained { address, charge, _pool_guard, _address_guard })
     }
 
     /// Retries a request that was refused: first if freeing deferred blocks or the free-memory callbacks

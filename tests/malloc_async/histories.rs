@@ -276,13 +276,10 @@ fn histories_of_three_threads_keep_the_account_on_the_simulated_device() {
     check(60, true, || SimMachine::new(2048 * MIB));
 }
 
-// Without captures: with them, in one of a thousand histories two blocks get the same address on the host
-// device. Probable cause, not proven: `free_deferred_block` frees a block of a destroyed graph by address,
-// and between its check and the driver's free another thread can be given that address.
 #[cfg(target_os = "linux")]
 #[test]
 fn histories_of_three_threads_keep_the_bytes_on_the_host() {
-    check(30, false, || HostMachine::new(1024 * MIB));
+    check(30, true, || HostMachine::new(1024 * MIB));
 }
 
 /// Runs the histories for a GPU on a part of the host device.
